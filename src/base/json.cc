@@ -1,0 +1,214 @@
+#include "base/json.h"
+
+#include <cmath>
+#include <nlohmann/json.hpp>
+#include <set>
+#include <utility>
+
+namespace galley {
+namespace {
+
+using nlohmann::json;
+
+// The deepest nesting of brackets outside strings. Checked before parsing:
+// the library frees deep values by recursion.
+int32_t nesting_depth(std::string_view text) {
+  int32_t depth = 0;
+  int32_t deepest = 0;
+  bool in_string = false;
+  for (size_t i = 0; i < text.size(); ++i) {
+    const char c = text[i];
+    if (in_string) {
+      if (c == '\\') ++i;
+      if (c == '"') in_string = false;
+    } else if (c == '"') {
+      in_string = true;
+    } else if (c == '[' || c == '{') {
+      deepest = std::max(deepest, ++depth);
+    } else if (c == ']' || c == '}') {
+      --depth;
+    }
+  }
+  return deepest;
+}
+
+// Builds the value through the library's own builder, and remembers what the
+// builder forgets: repeated keys, and where and why parsing stopped.
+class Builder : public nlohmann::detail::json_sax_dom_parser<json> {
+ public:
+  using Base = nlohmann::detail::json_sax_dom_parser<json>;
+
+  Builder(json& target, bool unique_keys) : Base(target, false), unique_keys_(unique_keys) {}
+
+  bool start_object(size_t count) {
+    if (unique_keys_) keys_.emplace_back();
+    return Base::start_object(count);
+  }
+  bool end_object() {
+    if (unique_keys_) keys_.pop_back();
+    return Base::end_object();
+  }
+  bool key(std::string& name) {
+    if (unique_keys_ && !keys_.back().insert(name).second) {
+      reason_ = "the key \"" + name + "\" appears twice in one object";
+      return false;
+    }
+    return Base::key(name);
+  }
+  template <class Exception>
+  bool parse_error(size_t position, const std::string& token, const Exception& exception) {
+    reason_ = "not valid JSON at byte " + std::to_string(position);
+    // What the library says about strings is about bytes that may be anything: say it shortly.
+    if (std::string_view(exception.what()).find("UTF-8") != std::string_view::npos) {
+      reason_ += ": not UTF-8";
+    }
+    return Base::parse_error(position, token, exception);
+  }
+
+  const std::string& reason() const { return reason_; }
+
+ private:
+  bool unique_keys_;
+  std::vector<std::set<std::string>> keys_;
+  std::string reason_;
+};
+
+const char* kind_name(const json& value) {
+  if (value.is_number_integer()) return "an integer";
+  if (value.is_number()) return "a number";
+  if (value.is_string()) return "a string";
+  if (value.is_boolean()) return "a boolean";
+  if (value.is_array()) return "an array";
+  if (value.is_object()) return "an object";
+  return "null";
+}
+
+}  // namespace
+
+JsonValue::JsonValue(const json& value, std::string path)
+    : value_(&value), path_(std::move(path)) {}
+
+bool JsonValue::is_null() const { return value_->is_null(); }
+bool JsonValue::is_object() const { return value_->is_object(); }
+bool JsonValue::is_array() const { return value_->is_array(); }
+bool JsonValue::is_string() const { return value_->is_string(); }
+bool JsonValue::is_number() const { return value_->is_number(); }
+bool JsonValue::is_integer() const { return value_->is_number_integer(); }
+bool JsonValue::is_bool() const { return value_->is_boolean(); }
+
+Error JsonValue::error(std::string_view reason) const {
+  const std::string place = path_.empty() ? "top level" : path_;
+  return {ErrorCode::kInvalid, place + ": " + std::string(reason)};
+}
+
+std::optional<JsonValue> JsonValue::find(std::string_view key) const {
+  if (!value_->is_object()) return std::nullopt;
+  const auto found = value_->find(std::string(key));
+  if (found == value_->end()) return std::nullopt;
+  return JsonValue(*found, path_.empty() ? std::string(key) : path_ + "." + std::string(key));
+}
+
+Result<JsonValue> JsonValue::at(std::string_view key) const {
+  if (!value_->is_object())
+    return error(std::string("is ") + kind_name(*value_) + ", not an object");
+  std::optional<JsonValue> member = find(key);
+  if (!member.has_value()) {
+    const std::string place = path_.empty() ? std::string(key) : path_ + "." + std::string(key);
+    return Error{ErrorCode::kInvalid, place + ": missing"};
+  }
+  return *std::move(member);
+}
+
+size_t JsonValue::size() const { return value_->is_structured() ? value_->size() : 0; }
+
+JsonValue JsonValue::item(size_t index) const {
+  CHECK(value_->is_array() && index < value_->size());
+  return JsonValue((*value_)[index], path_ + "[" + std::to_string(index) + "]");
+}
+
+std::vector<std::string> JsonValue::keys() const {
+  std::vector<std::string> names;
+  if (!value_->is_object()) return names;
+  for (auto member = value_->begin(); member != value_->end(); ++member) {
+    names.push_back(member.key());
+  }
+  return names;
+}
+
+Result<int64_t> JsonValue::as_integer(int64_t smallest, int64_t largest) const {
+  if (!value_->is_number_integer()) {
+    return error(std::string("must be an integer, is ") + kind_name(*value_));
+  }
+  const bool too_large = value_->is_number_unsigned() &&
+                         value_->get<uint64_t>() > uint64_t{std::numeric_limits<int64_t>::max()};
+  const int64_t value = too_large ? 0 : value_->get<int64_t>();
+  if (too_large || value < smallest || value > largest) {
+    return error("must lie in " + std::to_string(smallest) + ".." + std::to_string(largest) +
+                 ", is " + value_->dump());
+  }
+  return value;
+}
+
+Result<double> JsonValue::as_number() const {
+  if (!value_->is_number()) {
+    return error(std::string("must be a number, is ") + kind_name(*value_));
+  }
+  const double value = value_->get<double>();
+  if (!std::isfinite(value)) return error("must be finite");
+  return value;
+}
+
+Result<bool> JsonValue::as_bool() const {
+  if (!value_->is_boolean()) {
+    return error(std::string("must be true or false, is ") + kind_name(*value_));
+  }
+  return value_->get<bool>();
+}
+
+Result<std::string_view> JsonValue::as_string() const {
+  if (!value_->is_string()) {
+    return error(std::string("must be a string, is ") + kind_name(*value_));
+  }
+  return std::string_view(value_->get_ref<const std::string&>());
+}
+
+Result<std::vector<int64_t>> JsonValue::as_integers(int64_t smallest, int64_t largest) const {
+  if (!value_->is_array()) {
+    return error(std::string("must be an array, is ") + kind_name(*value_));
+  }
+  std::vector<int64_t> values;
+  values.reserve(size());
+  for (size_t i = 0; i < size(); ++i) {
+    values.push_back(TRY(item(i).as_integer(smallest, largest)));
+  }
+  return values;
+}
+
+Result<JsonDocument> JsonDocument::parse(std::string_view text, const JsonLimits& limits) {
+  if (text.size() > limits.bytes_max) {
+    return Error{ErrorCode::kInvalid, "JSON text of " + std::to_string(text.size()) +
+                                          " bytes, at most " + std::to_string(limits.bytes_max) +
+                                          " are accepted"};
+  }
+  if (nesting_depth(text) > limits.depth_max) {
+    return Error{ErrorCode::kInvalid,
+                 "JSON nested deeper than " + std::to_string(limits.depth_max) + " levels"};
+  }
+  auto value = std::make_unique<json>();
+  Builder builder(*value, limits.unique_keys);
+  const bool whole = json::sax_parse(text.begin(), text.end(), &builder);
+  if (!whole || builder.is_errored()) {
+    return Error{ErrorCode::kInvalid,
+                 builder.reason().empty() ? "not valid JSON" : builder.reason()};
+  }
+  return JsonDocument(std::move(value));
+}
+
+JsonDocument::JsonDocument(std::unique_ptr<json> value) : json_(std::move(value)) {}
+JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
+JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;
+JsonDocument::~JsonDocument() = default;
+
+JsonValue JsonDocument::root() const { return JsonValue(*json_, ""); }
+
+}  // namespace galley
