@@ -1,0 +1,90 @@
+// Chooses a sequence's next token from its row of logits.
+//
+// The random stream belongs to the request: one draw is a function of (seed,
+// stream, position), so batch mates, chunking and preemption never change a
+// token. A sampler is one sequence's; the scratch is shared by all that one
+// thread samples.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "engine/sampling_options.h"
+
+namespace galley::engine {
+
+struct TokenLogprob {
+  int32_t token = 0;
+  float logprob = 0;
+};
+
+struct Sampled {
+  int32_t token = 0;
+  bool valid = false;  // false: the row had NaN or no finite logit; there is no token
+  float logprob = 0;   // only if asked for
+};
+
+// Working memory for rows of up to `vocab_size` logits.
+class SamplerScratch {
+ public:
+  explicit SamplerScratch(int32_t vocab_size);
+
+ private:
+  friend class Sampler;
+  struct Candidate {
+    float logit;
+    float weight;
+    int32_t token;
+  };
+
+  int32_t vocab_size_;
+  std::vector<float> raw_;  // the row before penalties, where a log-probability needs it
+  std::vector<float> block_max_;
+  std::vector<float> block_sum_;
+  std::vector<float> order_;  // block maxima to select in
+  std::vector<Candidate> candidates_;
+};
+
+class Sampler {
+ public:
+  // Options were validated. Allocates here, so that sampling does not.
+  Sampler(SamplingOptions options, int32_t vocab_size);
+
+  // Prompt tokens count for the repetition penalty only; call in any chunks.
+  void observe_prompt(std::span<const int32_t> tokens);
+
+  // The token at `position` (tokens before it). Changes `logits`. The token counts as
+  // produced: nothing else is to be called for it.
+  Sampled sample(std::span<float> logits, int64_t position, SamplerScratch& scratch);
+
+  // Of the last sample, best first; as many as the options asked for.
+  std::span<const TokenLogprob> top_logprobs() const { return top_logprobs_; }
+
+ private:
+  using Candidate = SamplerScratch::Candidate;
+
+  struct Seen {
+    int32_t token;
+    int32_t output_count;
+  };
+
+  bool adjusts() const { return !seen_.empty() || !options_.logit_bias.empty(); }
+  void adjust(std::span<float> logits) const;
+  // Fills top_logprobs_ and returns the log of the sum of exp(logits).
+  float report_logprobs(std::span<const float> logits, float peak, SamplerScratch& scratch);
+  int32_t draw(std::span<const float> logits, float peak, int64_t position,
+               SamplerScratch& scratch) const;
+  // The candidates that the options leave, whose weights the draw then shares.
+  void keep_best(std::span<const float> logits, float peak, double total,
+                 SamplerScratch& scratch) const;
+  void note_output(int32_t token);
+
+  SamplingOptions options_;
+  std::vector<TokenLogprob> top_logprobs_;
+  // Penalties only: where in seen_ a token stands, plus one; 0 = not seen.
+  std::vector<int32_t> seen_index_;  // [vocab_size]
+  std::vector<Seen> seen_;           // at most vocab_size, reserved
+};
+
+}  // namespace galley::engine
