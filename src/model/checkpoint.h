@@ -37,7 +37,8 @@ class Checkpoint {
   const TensorView& tensor(std::string_view name) const;
   // The matrix STEM.weight with STEM.scale where it is quantised, as stored:
   // fp8 tiles, packed fp4 rows, bf16 or f32 (the dtype of the file decides).
-  // "layers.0.attn.wq_a", "layers.3.ffn.experts.7.w2", "head".
+  // "layers.0.attn.wq_a", "layers.3.ffn.experts.7.w2", "head". Not for
+  // "engram.embed", whose scales lie one per row and not per tile.
   kernels::WeightView weight(std::string_view stem) const;
 
   const NameMap<TensorView>& tensors() const { return tensors_; }

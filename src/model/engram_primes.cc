@@ -1,5 +1,6 @@
 #include "model/engram_primes.h"
 
+#include <cstddef>
 #include <unordered_set>
 
 namespace galley::model {
