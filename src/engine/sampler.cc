@@ -49,6 +49,12 @@ int32_t first_of_value(std::span<const float> logits, std::span<const float> blo
   return found;
 }
 
+void apply_mask(std::span<float> logits, std::span<const uint64_t> allowed) {
+  for (size_t i = 0; i < logits.size(); ++i) {
+    if ((allowed[i / 64] >> (i % 64) & 1) == 0) logits[i] = -INFINITY;
+  }
+}
+
 // The token whose share of the running sum of weights holds unit * total.
 int32_t draw_from_all(std::span<const float> logits, std::span<const float> block_sum, float peak,
                       float scale, double total, double unit) {
@@ -76,7 +82,7 @@ int32_t draw_from_all(std::span<const float> logits, std::span<const float> bloc
 
 SamplerScratch::SamplerScratch(int32_t vocab_size)
     : vocab_size_(vocab_size),
-      raw_(vocab_size),
+      adjusted_(vocab_size),
       block_max_(logit_block_count(vocab_size)),
       block_sum_(logit_block_count(vocab_size)) {
   order_.reserve(block_max_.size());
@@ -120,27 +126,28 @@ void Sampler::adjust(std::span<float> logits) const {
   for (const auto& [token, bias] : options_.logit_bias) logits[token] += bias;
 }
 
-Sampled Sampler::sample(std::span<float> logits, int64_t position, SamplerScratch& scratch) {
+Sampled Sampler::sample(std::span<const float> logits, int64_t position, SamplerScratch& scratch,
+                        std::span<const uint64_t> allowed) {
   DCHECK(logits.size() == static_cast<size_t>(scratch.vocab_size_));
   const bool wants_logprob = options_.logprob || options_.top_logprobs > 0;
   LogitPeak peak = find_peak(logits, scratch.block_max_);
   if (!peak.valid) return {};
-  float log_total = 0;
-  if (wants_logprob) {
-    log_total = report_logprobs(logits, peak.value, scratch);
-    std::copy(logits.begin(), logits.end(), scratch.raw_.begin());
-  }
-  if (adjusts()) {
-    adjust(logits);
-    peak = find_peak(logits, scratch.block_max_);
+  const float log_total = wants_logprob ? report_logprobs(logits, peak.value, scratch) : 0.0F;
+  std::span<const float> row = logits;
+  if (adjusts() || !allowed.empty()) {
+    std::copy(logits.begin(), logits.end(), scratch.adjusted_.begin());
+    adjust(scratch.adjusted_);
+    if (!allowed.empty()) apply_mask(scratch.adjusted_, allowed);
+    row = scratch.adjusted_;
+    peak = find_peak(row, scratch.block_max_);
     if (!peak.valid) return {};
   }
   Sampled result;
   result.valid = true;
   result.token = options_.temperature < kTemperatureMin
-                     ? first_of_value(logits, scratch.block_max_, peak.value)
-                     : draw(logits, peak.value, position, scratch);
-  if (wants_logprob) result.logprob = scratch.raw_[result.token] - log_total;
+                     ? first_of_value(row, scratch.block_max_, peak.value)
+                     : draw(row, peak.value, position, scratch);
+  if (wants_logprob) result.logprob = logits[result.token] - log_total;
   note_output(result.token);
   return result;
 }

@@ -10,14 +10,10 @@
 #include <span>
 #include <vector>
 
+#include "engine/request.h"
 #include "engine/sampling_options.h"
 
 namespace galley::engine {
-
-struct TokenLogprob {
-  int32_t token = 0;
-  float logprob = 0;
-};
 
 struct Sampled {
   int32_t token = 0;
@@ -39,7 +35,7 @@ class SamplerScratch {
   };
 
   int32_t vocab_size_;
-  std::vector<float> raw_;  // the row before penalties, where a log-probability needs it
+  std::vector<float> adjusted_;  // the row after penalties, bias and mask
   std::vector<float> block_max_;
   std::vector<float> block_sum_;
   std::vector<float> order_;  // block maxima to select in
@@ -54,9 +50,10 @@ class Sampler {
   // Prompt tokens count for the repetition penalty only; call in any chunks.
   void observe_prompt(std::span<const int32_t> tokens);
 
-  // The token at `position` (tokens before it). Changes `logits`. The token counts as
-  // produced: nothing else is to be called for it.
-  Sampled sample(std::span<float> logits, int64_t position, SamplerScratch& scratch);
+  // The token at `position` (tokens before it), which then counts as produced. `allowed`, if not
+  // empty, has a bit per token, clear where it must not be chosen.
+  Sampled sample(std::span<const float> logits, int64_t position, SamplerScratch& scratch,
+                 std::span<const uint64_t> allowed = {});
 
   // Of the last sample, best first; as many as the options asked for.
   std::span<const TokenLogprob> top_logprobs() const { return top_logprobs_; }

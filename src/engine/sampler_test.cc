@@ -164,9 +164,12 @@ TEST(Sampler, PenaltiesAndBias) {
     const int32_t prompt[] = {3, 7, 7};
     sampler.observe_prompt(prompt);
     std::vector<float> row = logits;
-    EXPECT_EQ(sampler.sample(row, 0, scratch).token, 5);
-    EXPECT_FLOAT_EQ(row[3], 2.0F / 1.2F);
-    EXPECT_FLOAT_EQ(row[7], -1.2F);
+    EXPECT_EQ(sampler.sample(row, 0, scratch).token, 5);  // 1.9 against 2 / 1.2
+    for (float& logit : row) logit -= 10;
+    row[7] = -7.0F;  // -8.4 once seen
+    row[9] = -8.3F;
+    row[3] = row[5] = -20.0F;
+    EXPECT_EQ(sampler.sample(row, 1, scratch).token, 9);
   }
   {
     Sampler sampler({.temperature = 0, .presence_penalty = 3.0F}, 100);
@@ -178,6 +181,20 @@ TEST(Sampler, PenaltiesAndBias) {
     EXPECT_EQ(sampler.sample(row, 1, scratch).token, 5);
   }
   EXPECT_EQ(sample({.temperature = 0, .logit_bias = {{3, -100.0F}, {42, 5.0F}}}, logits).token, 42);
+}
+
+TEST(Sampler, MaskedTokensAreNeverChosen) {
+  std::vector<float> logits = make_logits(130, 12);
+  SamplerScratch scratch(130);
+  std::vector<uint64_t> allowed(3);
+  for (const int32_t token : {5, 64, 129}) allowed[token / 64] |= uint64_t{1} << (token % 64);
+  Sampler sampler({.temperature = 5}, 130);
+  for (int64_t position = 0; position < 100; ++position) {
+    const int32_t token = sampler.sample(logits, position, scratch, allowed).token;
+    EXPECT_TRUE(token == 5 || token == 64 || token == 129);
+  }
+  std::fill(allowed.begin(), allowed.end(), 0);
+  EXPECT_FALSE(sampler.sample(logits, 0, scratch, allowed).valid);
 }
 
 TEST(Sampler, Logprobs) {
