@@ -13,7 +13,7 @@ from model import Config, parameter_shapes, stored_as
 
 def nano_config(vocab_size, class_count, ids):
     """Nested config as released. ids: token ids of bos, eos, pad, image and noise."""
-    columns_start, layers, ngram, heads = 2200, [1, 4], 4, 4
+    columns_start, layers, ngram, heads = 1900, [1, 4], 4, 4
     rows = [sum(p) for p in engram.primes(len(layers), ngram, heads, columns_start)]
     return {
         "architectures": ["DeepseekV41ForCausalLM"],
