@@ -12,11 +12,20 @@ import torch
 
 
 class Corpus:
-    def __init__(self, folder, device, only=None):
+    def __init__(self, folder, device):
+        self.folder, self.device = folder, device
+        self.read()
+
+    def changed(self):
+        """Whether the folder got more sources since: world documents may come during training."""
+        return os.path.getmtime(os.path.join(self.folder, "mix.json")) != self.time
+
+    def read(self):
+        folder, device = self.folder, self.device
+        self.time = os.path.getmtime(os.path.join(folder, "mix.json"))
         with open(os.path.join(folder, "mix.json"), encoding="utf-8") as f:
             self.mix = json.load(f)
-        self.folder, self.device = folder, device
-        self.sources = [s for s in self.mix["sources"] if only is None or s["name"] in only]
+        self.sources = self.mix["sources"]
         streams, base = [], 0
         self.base, self.size, self.starts = [], [], []
         for source in self.sources:

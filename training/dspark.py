@@ -80,7 +80,7 @@ def draft_hidden(model, weights, ops, context, positions, anchors, trace=None):
 
 def base_logits(cfg, weights, hidden):
     z = rms(hidden, weights["mtp.norm"], cfg.rms_norm_eps)
-    return F.linear(z, weights["head"]).float() if z.is_cuda else F.linear(z.float(), weights["head"])
+    return F.linear(z, weights["head"]).float() if z.is_cuda else F.linear(z.float(), weights["head"].float())
 
 
 def markov(weights, before):

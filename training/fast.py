@@ -10,10 +10,14 @@ import math
 import torch
 import torch.nn.functional as F
 
-import kernels
 import quant
 from model import BF16, Backbone, Ops, rms, rope, softplus
 from quant import straight
+
+if torch.cuda.is_available():
+    import kernels
+else:
+    import kernels_plain as kernels
 
 
 def _site(streams, mix, fn, base, scale, norm, eps, hc_eps):
@@ -145,7 +149,7 @@ class FastOps(Ops):
         cfg = self.cfg
         x, pre, post, a = self._site(streams.view(b * t, n, d), mix.reshape(b * t, n), fn, base,
                                      scale, norm, cfg.rms_norm_eps, cfg.hc_eps)
-        comb = kernels.Sinkhorn.apply(a, cfg.hc_sinkhorn_iters, cfg.hc_eps)
+        comb = kernels.Sinkhorn.apply(a.view(b * t, n, n), cfg.hc_sinkhorn_iters, cfg.hc_eps)
         return (x.view(b, t, d), pre.view(b, t, n), post.view(b, t, n), comb.view(b, t, n, n))
 
     def expand(self, y, streams, post, comb):

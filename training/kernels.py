@@ -147,8 +147,8 @@ def _attention_forward(q_ptr, w_ptr, e_ptr, mask_ptr, sink_ptr, o_ptr, lse_ptr, 
 
 
 @triton.jit
-def _attention_backward(q_ptr, w_ptr, e_ptr, mask_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr, dw_ptr,
-                        de_ptr, length, entries, scale, RATIO: tl.constexpr, MASKED: tl.constexpr,
+def _attention_backward(q_ptr, w_ptr, e_ptr, mask_ptr, o_ptr, do_ptr, lse_ptr, delta_ptr, dq_ptr,
+                        dw_ptr, de_ptr, length, entries, scale, RATIO: tl.constexpr, MASKED: tl.constexpr,
                         WINDOW: tl.constexpr, H: tl.constexpr, C: tl.constexpr, PT: tl.constexpr,
                         BN: tl.constexpr):
     b = tl.program_id(1).to(tl.int64)
@@ -162,7 +162,8 @@ def _attention_backward(q_ptr, w_ptr, e_ptr, mask_ptr, do_ptr, lse_ptr, delta_pt
     q = tl.load(q_ptr + q_at)
     do = tl.load(do_ptr + q_at)
     lse = tl.load(lse_ptr + row)
-    delta = tl.load(delta_ptr + row)
+    delta = tl.sum(do.to(tl.float32) * tl.load(o_ptr + q_at).to(tl.float32), 1)
+    tl.store(delta_ptr + row, delta)
     dq = tl.zeros((PT * H, C), tl.float32)
     start = tl.maximum(t0 - WINDOW + 1, 0) // BN * BN
     for j0 in tl.range(start, t0 + PT, BN):
@@ -222,13 +223,13 @@ class Attention(torch.autograd.Function):
         q, window, e, mask, sink, o, lse = ctx.saved_tensors
         batch, length, heads, c = q.shape
         do = do.contiguous()
-        delta = (do.float() * o.float()).sum(-1)
+        delta = torch.empty_like(lse)
         dq = torch.empty_like(q)
         dw = torch.zeros(window.shape, device=q.device)
         de = torch.zeros(e.shape, device=q.device) if ctx.has else dw
         grid = (length // Attention.PT, batch)
         m = mask if mask is not None else window
-        _attention_backward[grid](q, window, e, m, do, lse, delta, dq, dw, de, length, ctx.count,
+        _attention_backward[grid](q, window, e, m, o, do, lse, delta, dq, dw, de, length, ctx.count,
                                   c**-0.5, num_warps=8, num_stages=1, **ctx.args)
         dsink = -(torch.exp(sink.float() - lse) * delta).sum((0, 1))
         de = de.to(e.dtype) if ctx.has else None

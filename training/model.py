@@ -433,6 +433,7 @@ class Model(torch.nn.Module):
     def __init__(self, cfg, hasher=None, seed=0):
         super().__init__()
         self.cfg, self.hasher = cfg, hasher
+        self.half = False  # products' operands as bf16 tensors, for CUDA
         generator = torch.Generator().manual_seed(seed)
         self.params = {}
         for name, shape in parameter_shapes(cfg).items():
@@ -445,7 +446,7 @@ class Model(torch.nn.Module):
         self._tables = {}
 
     def weights(self, quantise=True, prefix=None):
-        """Every parameter as the forward uses it. Float32 off CUDA, else bf16 for products."""
+        """Every parameter as the forward uses it: bf16 for products if `half`, else float32."""
         result = {}
         for name, p in self.params.items():
             if prefix is not None and not name.startswith(prefix):
@@ -460,7 +461,7 @@ class Model(torch.nn.Module):
                 p = straight(quant.fp4_rows, p)
             w = p.to(BF16)
             leaf = name.split(".")[-1].split("@")[0]
-            result[name] = w if p.is_cuda and leaf not in VECTORS else w.float()
+            result[name] = w if self.half and leaf not in VECTORS else w.float()
         return result
 
     def tables(self, length, device):

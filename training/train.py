@@ -99,11 +99,14 @@ class Trainer:
         torch.manual_seed(setting["seed"])
         torch.backends.cuda.matmul.allow_tf32 = True
         torch.backends.cudnn.allow_tf32 = True
+        if options.compile:
+            torch._dynamo.config.cache_size_limit = 64
         config, cid = nano.for_tokenizer(options.data)
         config["text_config"].update(setting.get("config", {}))
         self.cfg = Config(config)
         self.model = Model(self.cfg, Hasher(self.cfg, cid), seed=setting["seed"]).to(self.device)
         self.model.params = {n.replace("/", "."): p for n, p in self.model.named_parameters()}
+        self.model.half = True
         self.corpus = Corpus(options.data, self.device)
         self.ops = fast.FastOps(self.cfg, True, setting["dropout"], compiled=options.compile)
         self.eval_ops = fast.FastOps(self.cfg, True, 0.0, compiled=options.compile)
@@ -141,12 +144,25 @@ class Trainer:
         self.balance(torch.stack(run.loads), self.model.params["layers.gate_bias"], factor)
         return nll.view(tokens.shape[0], -1), kl.detach(), caught
 
+    def profile(self, opt, tokens, f):
+        """Where three steps spend the device's time."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as p:
+            for _ in range(3):
+                self.backward(opt, tokens, f >= self.setting["sparse_from"], None, rate(self.setting, f))
+            torch.cuda.synchronize()
+        table = p.key_averages().table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=70)
+        with open(os.path.join(self.options.out, "profile.txt"), "w") as file:
+            file.write(table)
+
     def clip(self, opt):
         grads = [p.grad for g in opt.groups if g["kind"] == "adam" for _, p, _ in g["params"]
                  if p.grad is not None]
         norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
         scale = (self.setting["clip"] / (norm + 1e-6)).clamp(max=1.0)
-        torch._foreach_mul_(grads, scale)
+        for g in grads:
+            g.mul_(scale)
 
     @torch.no_grad()
     def balance(self, load, bias, factor):
@@ -176,6 +192,8 @@ class Trainer:
             rows = setting["tokens"] // length
             tokens, which = self.corpus.batch(self.rng, rows, length, long)
             factor = rate(setting, f)
+            if steps == self.options.profile_at:
+                self.profile(opt, tokens, f)
             nll, kl, caught = self.backward(opt, tokens, f >= setting["sparse_from"], None, factor)
             sums.index_add_(0, which, nll.mean(1))
             counts.index_add_(0, which, torch.ones_like(which, dtype=torch.float32))
@@ -195,6 +213,11 @@ class Trainer:
                     return seen
                 sums.zero_(), counts.zero_()
                 last_log, log_tokens = now, 0
+            if now - last_log < 1e-9 and self.corpus.changed():
+                self.corpus.read()
+                names = [s["name"] for s in self.corpus.sources]
+                sums, counts = (torch.zeros(len(names), device=self.device) for _ in range(2))
+                log("sources", names)
             if now - last_save > self.options.save_every:
                 save(self.model, os.path.join(self.options.out, "master.pt"), steps=steps)
                 self.report(4)
@@ -210,8 +233,12 @@ class Trainer:
     def pass_over(self, ops, tokens, sparse=True, capture=()):
         """One forward without keeping a graph; with gradients on, so that compiled regions are
         the training ones."""
-        quantise = ops.quantise
-        weights = self.model.weights(quantise)
+        weights = self.model.weights(ops.quantise)
+        if not ops.quantise:
+            with torch.no_grad():
+                weights = {k: v.detach() for k, v in weights.items()}
+                return self.fast.FastBackbone(self.model, weights, ops, tokens, sparse=sparse,
+                                              capture=capture).run(), weights
         weights = {k: v.detach().requires_grad_(v.requires_grad) for k, v in weights.items()}
         return self.fast.FastBackbone(self.model, weights, ops, tokens, sparse=sparse,
                                       capture=capture).run(), weights
@@ -299,6 +326,11 @@ class Trainer:
         save(self.model, os.path.join(self.options.out, "master.pt"), steps=steps)
 
     @property
+    def draft_plain(self):
+        """Draft operations for odd shapes: nothing compiled."""
+        return self.fast.FastOps(self.cfg, True, 0.0, compiled=False)
+
+    @property
     def draft_ops(self):
         if not hasattr(self, "_draft_ops"):
             self._draft_ops = self.fast.FastOps(self.cfg, True, 0.0, compiled=self.options.compile)
@@ -315,6 +347,7 @@ def main():
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--log-every", type=float, default=10.0)
     parser.add_argument("--save-every", type=float, default=180.0)
+    parser.add_argument("--profile-at", type=int, default=-1, help="profile three steps at this one")
     parser.add_argument("--no-compile", dest="compile", action="store_false")
     parser.add_argument("--skip", default="", help="comma list of: backbone, draft, measure")
     options = parser.parse_args()
