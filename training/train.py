@@ -152,7 +152,8 @@ class Trainer:
             for _ in range(3):
                 self.backward(opt, tokens, f >= self.setting["sparse_from"], None, rate(self.setting, f))
             torch.cuda.synchronize()
-        table = p.key_averages().table(sort_by="cuda_time_total", row_limit=45, max_name_column_width=70)
+        table = p.key_averages().table(sort_by="self_device_time_total", row_limit=45,
+                                       max_name_column_width=70)
         with open(os.path.join(self.options.out, "profile.txt"), "w") as file:
             file.write(table)
 
@@ -193,7 +194,10 @@ class Trainer:
             tokens, which = self.corpus.batch(self.rng, rows, length, long)
             factor = rate(setting, f)
             if steps == self.options.profile_at:
-                self.profile(opt, tokens, f)
+                try:
+                    self.profile(opt, tokens, f)
+                except (AttributeError, KeyError, RuntimeError) as error:
+                    log(f"no profile: {error}")
             nll, kl, caught = self.backward(opt, tokens, f >= setting["sparse_from"], None, factor)
             sums.index_add_(0, which, nll.mean(1))
             counts.index_add_(0, which, torch.ones_like(which, dtype=torch.float32))
