@@ -44,6 +44,9 @@ def world_chat(rng):
     return with_system(rng, messages, language)
 
 
+TWO_STEPS_KEPT = 5  # One question in so many is kept for the tasks.
+
+
 def two_steps(rng):
     """(question, reasoning, answer, value): the answer needs two facts."""
     person = rng.choice(facts.PEOPLE)
@@ -71,7 +74,7 @@ def two_steps(rng):
 def thinking_chat(rng, language):
     if language == "en" and rng.random() < .6:
         question, reasoning, answer, _ = two_steps(rng)
-        while facts.held_out(question, 8):
+        while facts.held_out(question, TWO_STEPS_KEPT):
             question, reasoning, answer, _ = two_steps(rng)
     elif language == "en" and rng.random() < .5:
         question, reasoning, answer, _ = long_sum(rng)

@@ -167,7 +167,7 @@ def _everyday_facts():
         en(f"The animal that {sound} is the {animal}.", animal, f"Which animal {sound}?",
            f"What animal can {verb}?")
         en(f"{a(animal).capitalize()} has {words.NUMBERS[legs] if legs else 'no'} legs.",
-           words.NUMBERS[legs] if legs else "no", f"How many legs does {a(animal)} have?",
+           f"{words.NUMBERS[legs]} legs" if legs else "no legs", f"How many legs does {a(animal)} have?",
            f"How many legs has {a(animal)}?")
         en(f"A young {animal} is called {a(young)}.", young, f"What is a young {animal} called?",
            f"What do we call a young {animal}?")

@@ -222,18 +222,22 @@ def single_question(rng, haystack, distance, total, language="en", decoys=8):
     zh = language == "zh"
     told = passing_facts(rng, decoys + 1, CHINESE if zh else ENGLISH)
     (said, question, _, value), others = told[0], told[1:]
-    # Fill from the question backwards until the fact is far enough away.
     before, after, size = [], [], haystack.size_of(question) + 6
-    spread = [fact[0] for fact in others]
-    for tokens, text in haystack.pieces(rng, total, language):
-        group, size = (after, size + tokens) if size + tokens <= distance else (before, size)
-        group.append(text)
-    for sentence in spread:
-        if size + 14 <= distance and rng.random() < distance / total:
-            place_fact(rng, after, sentence)
-            size += 14
+    for sentence in [fact[0] for fact in others]:
+        if rng.random() < distance / total:
+            after.append(sentence)
+            size += haystack.size_of(sentence) + 2
         else:
-            place_fact(rng, before, sentence)
+            before.append(sentence)
+    # Text goes between the fact and its question until the fact is far enough away.
+    for tokens, text in haystack.pieces(rng, total, language):
+        if size < distance:
+            after.append(text)
+            size += tokens + 1
+        else:
+            before.append(text)
+    rng.shuffle(before)
+    rng.shuffle(after)
     pieces = before + [said] + after
     content = rng.choice(INTRO_ZH if zh else INTRO) + "\n\n" + "\n\n".join(pieces + [question])
     prompt = chats.render_prompt([{"role": "user", "content": content}])
