@@ -42,7 +42,7 @@ class Tokenizer {
 
   // Nothing is added: the caller writes BOS itself. The text must be UTF-8
   // (kInvalid otherwise) and at most `kTextBytesMax` long.
-  static constexpr size_t kTextBytesMax = size_t{256} << 20;
+  static constexpr size_t kTextBytesMax = size_t{64} << 20;
   Result<std::vector<int32_t>> encode(std::string_view text, Markup markup) const;
 
   // The text's pieces before BPE, as views into `text`; for tests and `galley tokenize`.
@@ -65,8 +65,9 @@ class Tokenizer {
 
   int32_t vocab_size() const;  // largest id + 1
 
+  struct Data;  // model/tokenizer_data.h
+
  private:
-  struct Data;
   explicit Tokenizer(std::unique_ptr<const Data> data);
 
   std::unique_ptr<const Data> data_;
