@@ -193,7 +193,7 @@ struct SiteResult {
 
 double sigmoid(double x) { return 1.0 / (1.0 + std::exp(-x)); }
 
-SiteResult reference_site(const std::vector<double>& v, const Site& site) {
+SiteResult reference_site(const std::vector<double>& v, const Site& site, int iterations = 20) {
   const auto wide = [](const std::vector<float>& f, int64_t i) {
     return static_cast<double>(f[static_cast<size_t>(i)]);
   };
@@ -223,7 +223,7 @@ SiteResult reference_site(const std::vector<double>& v, const Site& site) {
     }
     for (int64_t j = 0; j < 4; ++j) a[i][j] = a[i][j] / sum + delta;
   }
-  for (int half = 1; half < 40; ++half) {  // columns first, 39 half-steps
+  for (int half = 1; half < 2 * iterations; ++half) {  // columns first, 39 half-steps at 20
     for (int64_t line = 0; line < 4; ++line) {
       double sum = 0.0;
       for (int64_t k = 0; k < 4; ++k) sum += half % 2 == 1 ? a[k][line] : a[line][k];
@@ -302,6 +302,39 @@ TEST_P(OpsTest, HyperConnectionEnter) {
       }
       return bytes;
     });
+  }
+}
+
+// A zero projection leaves base alone, so nothing hides a missing eps or a Sinkhorn round too few.
+TEST_P(OpsTest, HyperConnectionCoefficientsAreTight) {
+  Random random(9);
+  const int64_t hidden = 32;
+  const std::vector<Bf16> streams = random.bf16(4 * hidden);
+  const std::vector<float> carried = random.f32(4);
+  const std::vector<Bf16> norm = random.bf16(hidden);
+  for (int trial = 0; trial < 50; ++trial) {
+    Site site(random, hidden);
+    std::fill(site.fn.begin(), site.fn.end(), 0.0F);
+    site.base = random.f32(24, 5.0);  // far from uniform: 20 rounds do not converge
+    for (const int32_t iterations : {1, 2, 11, 20}) {
+      HcOptions options;
+      options.sinkhorn_iterations = iterations;
+      std::vector<float> pre(4);
+      std::vector<float> post(4);
+      std::vector<float> comb(16);
+      std::vector<Bf16> x(static_cast<size_t>(hidden));
+      ops().hc_enter(as_rows(streams, 1), site.view(), options, as_rows(carried, 1), norm.data(),
+                     {as_rows(pre, 1), as_rows(post, 1), as_rows(comb, 1)}, as_rows(x, 1));
+      const SiteResult expected =
+          reference_site(widened(streams.data(), 4 * hidden), site, iterations);
+      // A few f32 ulps (6e-8) of exp, sigmoid and up to 40 divisions.
+      const auto expect_close = [&](float actual, double wanted) {
+        EXPECT_NEAR(static_cast<double>(actual), wanted, 3e-6 * wanted) << iterations;
+      };
+      for (size_t j = 0; j < 4; ++j) expect_close(pre[j], expected.pre[j]);
+      for (size_t j = 0; j < 4; ++j) expect_close(post[j], expected.post[j]);
+      for (size_t e = 0; e < 16; ++e) expect_close(comb[e], expected.comb[e]);
+    }
   }
 }
 
