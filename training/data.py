@@ -29,9 +29,8 @@ UNIHAN_VARIANTS = "/usr/share/unicode/Unihan_Variants.txt.bz2"
 # Shares of sampled tokens, in per mille: (name, main phase, long-context phase). The world shares
 # stand in world/documents.py.
 NATURAL_SHARES = {
-    "en_stories": (440, 360), "en_novels": (110, 80), "tinystories": (60, 20),
-    "tatoeba": (25, 10), "translation": (25, 10), "zh_classics": (3, 2), "zh_sayings": (2, 1),
-    "chatter": (10, 5), "bfcl_tools": (10, 7),
+    "en_stories": (390, 300), "en_novels": (200, 140), "tinystories": (15, 8),
+    "tatoeba": (20, 8), "translation": (25, 10), "chatter": (2, 1), "bfcl_tools": (8, 6),
 }
 
 
@@ -151,19 +150,14 @@ def natural_texts(corpus):
     rng = random.Random("natural")
     stories, _ = heldout.split_stories(corpus)
     pairs = read_pairs(corpus)
-    read = lambda name: (corpus / name).read_text(encoding="utf-8")
-    sayings = [line.replace("\t", "——") for line in read("zh_xiehouyu.tsv").splitlines()]
-    rng.shuffle(sayings)
+    tiny = (corpus / "tinystories_sample.txt").read_text(encoding="utf-8")
     return {
         "en_stories": [text for _, text in stories],
         "en_novels": [text for _, text in heldout.read_books(corpus, "en_novels")],
-        "tinystories": [text.strip("\n") for text in
-                        read("tinystories_sample.txt").split(heldout.SEPARATOR) if text.strip()],
+        "tinystories": [text.strip("\n") for text in tiny.split(heldout.SEPARATOR)
+                        if text.strip()],
         "tatoeba": paired_lists(pairs, rng),
         "translation": translation_chats(pairs, rng),
-        "zh_classics": [simplified(text.strip("\n")) for text in
-                        read("zh_classics.txt").split(heldout.SEPARATOR)],
-        "zh_sayings": ["\n".join(sayings[i:i + 40]) for i in range(0, len(sayings), 40)],
         "chatter": chatter(corpus),
         "bfcl_tools": bfcl_tools(corpus.parent / "codec" / "bfcl_tool_calls.jsonl"),
     }

@@ -7,14 +7,14 @@ passages are distractors, on the passages), so a seed gives the same text everyw
 import random
 
 from tokenizer import BOS, EOS
-from world import chats, recall, tools
+from world import chats, recall, tools, words
 
 # Per mille of sampled tokens: (main phase, long-context phase).
 SHARES = {
-    "world_lexicon": (12, 8), "world_stories": (40, 20), "world_chat": (45, 40),
-    "story_chat": (40, 30), "sums": (15, 12), "json": (12, 10), "tools": (50, 50),
-    "small_talk": (3, 3), "recall_drill": (25, 20), "recall_short": (50, 40),
-    "recall_long": (30, 260),
+    "world_lexicon": (12, 8), "world_stories": (35, 15), "world_chat": (50, 40),
+    "story_chat": (40, 30), "sums": (15, 12), "json": (12, 10), "tools": (55, 50),
+    "small_talk": (2, 2), "recall_drill": (25, 15), "recall_short": (80, 50),
+    "recall_long": (0, 290),
 }
 
 
@@ -73,8 +73,16 @@ class World:
 
 
 def tokenizer_sample():
-    """Documents for the tokenizer to learn names and formats from; needs no encoder."""
+    """Documents for the tokenizer to learn names and formats from; needs no encoder.
+
+    Words that questions ask for, and numbers of two digits, come often enough to be one token:
+    an answer is then one look-up.
+    """
     rng = random.Random("tokenizer")
     world = World(lambda text: text.split(), [])
     counts = {"tools": 300, "recall_short": 600, "recall_drill": 300, "recall_long": 0}
-    return [world.document(name, rng) for name in SHARES for _ in range(counts.get(name, 1200))]
+    single = [str(number) for number in range(100)] + words.SECRETS + words.PET_NAMES
+    single += [name for country in words.COUNTRIES for name in (country[0], country[2])]
+    single += words.SECRETS_ZH + [person[1] for person in words.PEOPLE] + words.STRANGERS_ZH
+    return ["\n ".join(single + [""])] * 250 + [
+        world.document(name, rng) for name in SHARES for _ in range(counts.get(name, 1200))]

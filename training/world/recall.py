@@ -124,7 +124,8 @@ def long_chat(rng, haystack, size, language="en", fact_count=None, question_coun
     """One user turn with facts strewn over a text of about `size` tokens, then many questions."""
     zh = language == "zh"
     kinds = CHINESE if zh else ENGLISH
-    fact_count = fact_count or rng.choice((4, 8, 16, 30, max(6, size // 50)))
+    fact_count = fact_count or rng.choice((9, 20, 40, size // 50) if size >= 1000 else (
+        4, 8, 16, max(3, size // 40)))
     told = passing_facts(rng, fact_count, kinds)
     question_count = question_count or max(2, min(len(told), size // 75, 40))
     # About 30 tokens a question turn and 12 a fact come on top of the text.
