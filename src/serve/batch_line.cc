@@ -1,0 +1,199 @@
+#include "serve/batch_line.h"
+
+#include <charconv>
+#include <cstdio>
+#include <limits>
+#include <nlohmann/json.hpp>
+#include <utility>
+
+#include "base/json.h"
+
+namespace galley::serve {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+constexpr int32_t kIntMax = std::numeric_limits<int32_t>::max();
+
+JsonLimits line_limits(size_t bytes_max) {
+  JsonLimits limits;
+  limits.bytes_max = bytes_max;
+  limits.unique_keys = true;
+  return limits;
+}
+
+Result<void> take_float(const JsonValue& body, const char* key, float& target) {
+  const std::optional<JsonValue> field = body.find(key);
+  if (field && !field->is_null()) target = static_cast<float>(TRY(field->as_number()));
+  return {};
+}
+
+Result<void> take_logit_bias(const JsonValue& body, engine::SamplingOptions& sampling) {
+  const std::optional<JsonValue> field = body.find("logit_bias");
+  if (!field || field->is_null()) return {};
+  if (!field->is_object()) return field->error("must be an object of token ids and numbers");
+  if (field->size() > engine::kLogitBiasMax) {
+    return field->error("has more than " + std::to_string(engine::kLogitBiasMax) + " entries");
+  }
+  sampling.logit_bias.clear();
+  for (const std::string& key : field->keys()) {
+    int32_t id = 0;
+    const auto [end, code] = std::from_chars(key.data(), key.data() + key.size(), id);
+    if (code != std::errc() || end != key.data() + key.size()) {
+      return field->error("has a key that is no token id: \"" + key.substr(0, 40) + "\"");
+    }
+    const JsonValue bias = TRY(field->at(key));
+    sampling.logit_bias.emplace_back(id, static_cast<float>(TRY(bias.as_number())));
+  }
+  return {};
+}
+
+Result<void> take_sampling(const JsonValue& body, engine::SamplingOptions& sampling) {
+  TRY(take_float(body, "temperature", sampling.temperature));
+  TRY(take_float(body, "top_p", sampling.top_p));
+  TRY(take_float(body, "min_p", sampling.min_p));
+  TRY(take_float(body, "repetition_penalty", sampling.repetition_penalty));
+  TRY(take_float(body, "frequency_penalty", sampling.frequency_penalty));
+  TRY(take_float(body, "presence_penalty", sampling.presence_penalty));
+  if (const auto field = body.find("top_k"); field && !field->is_null()) {
+    sampling.top_k = static_cast<int32_t>(TRY(field->as_integer(0, kIntMax)));
+  }
+  if (const auto field = body.find("seed"); field && !field->is_null()) {
+    sampling.seed = static_cast<uint64_t>(TRY(field->as_integer()));
+  }
+  return take_logit_bias(body, sampling);
+}
+
+// Exactly one of prompt, messages and ids.
+Result<void> take_input(const JsonValue& body, BatchRequest& request) {
+  int given = 0;
+  if (const auto field = body.find("prompt"); field && !field->is_null()) {
+    request.text = std::string(TRY(field->as_string()));
+    ++given;
+  }
+  if (const auto field = body.find("messages"); field && !field->is_null()) {
+    request.messages = TRY(parse_messages(*field));
+    ++given;
+  }
+  if (const auto field = body.find("ids"); field && !field->is_null()) {
+    for (const int64_t id : TRY(field->as_integers(0, kIntMax))) {
+      request.ids.push_back(static_cast<int32_t>(id));
+    }
+    if (request.ids.empty()) return field->error("has no token");
+    ++given;
+  }
+  if (given == 1) return {};
+  return body.error(given == 0 ? "needs \"prompt\", \"messages\" or \"ids\""
+                               : "has more than one of \"prompt\", \"messages\" and \"ids\"");
+}
+
+Result<std::string> take_custom_id(const JsonValue& root) {
+  const JsonValue field = TRY(root.at("custom_id"));
+  const std::string_view id = TRY(field.as_string());
+  if (id.empty()) return field.error("is empty");
+  if (id.size() > kCustomIdBytesMax) {
+    return field.error("is longer than " + std::to_string(kCustomIdBytesMax) + " bytes");
+  }
+  return std::string(id);
+}
+
+std::string hex(uint64_t value) {
+  char text[17];
+  std::snprintf(text, sizeof text, "%016llx", static_cast<unsigned long long>(value));
+  return text;
+}
+
+std::string as_line(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
+}
+
+}  // namespace
+
+Result<BatchRequest> parse_batch_line(std::string_view line,
+                                      const engine::SamplingOptions& defaults) {
+  const JsonDocument document = TRY(JsonDocument::parse(line, line_limits(kBatchLineBytesMax)));
+  const JsonValue root = document.root();
+  if (!root.is_object()) return root.error("must be a JSON object");
+  BatchRequest request;
+  request.sampling = defaults;
+  request.custom_id = TRY(take_custom_id(root));
+  const std::optional<JsonValue> envelope = root.find("body");
+  const JsonValue body = envelope ? *envelope : root;
+  if (!body.is_object()) return body.error("must be an object");
+  TRY(take_input(body, request));
+  TRY(take_sampling(body, request.sampling));
+  if (const auto field = body.find("max_tokens"); field && !field->is_null()) {
+    request.output_tokens_max = static_cast<int32_t>(TRY(field->as_integer(1, kIntMax)));
+  }
+  if (const auto field = body.find("stop_tokens"); field && !field->is_null()) {
+    for (const int64_t id : TRY(field->as_integers(0, kIntMax))) {
+      request.stop_tokens.push_back(static_cast<int32_t>(id));
+    }
+  }
+  return request;
+}
+
+std::optional<std::string> custom_id_of(std::string_view line) {
+  const Result<JsonDocument> document = JsonDocument::parse(line, line_limits(kBatchLineBytesMax));
+  if (!document) return std::nullopt;
+  const Result<std::string> id = take_custom_id(document->root());
+  if (!id) return std::nullopt;
+  return *id;
+}
+
+Result<BatchRecord> parse_batch_record(std::string_view line) {
+  const JsonDocument document = TRY(JsonDocument::parse(line, line_limits(kBatchRecordBytesMax)));
+  const JsonValue root = document.root();
+  if (!root.is_object()) return root.error("must be a JSON object");
+  BatchRecord record;
+  const JsonValue id = TRY(root.at("custom_id"));
+  if (!id.is_null()) record.custom_id = std::string(TRY(id.as_string()));
+  const std::optional<JsonValue> error = root.find("error");
+  record.failed = error.has_value();
+  if (!record.failed) {
+    if (record.custom_id.empty()) return id.error("is missing");
+    const JsonValue text = TRY(root.at("text"));
+    TRY(text.as_string());
+    return record;
+  }
+  const JsonValue line_number = TRY(root.at("line"));
+  record.line_number = TRY(line_number.as_integer(1));
+  const JsonValue hash = TRY(root.at("line_hash"));
+  const std::string_view digits = TRY(hash.as_string());
+  const auto [end, code] =
+      std::from_chars(digits.data(), digits.data() + digits.size(), record.line_hash, 16);
+  if (code != std::errc() || end != digits.data() + digits.size()) {
+    return hash.error("must be 16 hexadecimal digits");
+  }
+  return record;
+}
+
+uint64_t hash_line(std::string_view line) {
+  uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : line) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
+  return hash;
+}
+
+std::string answer_line(const std::string& custom_id, const BatchAnswer& answer) {
+  Json json;
+  json["custom_id"] = custom_id;
+  json["text"] = answer.text;
+  json["finish_reason"] = answer.finish_reason;
+  json["ids"] = answer.ids;
+  json["usage"] = {{"prompt_tokens", answer.prompt_tokens},
+                   {"completion_tokens", answer.ids.size()}};
+  return as_line(json);
+}
+
+std::string error_line(const std::optional<std::string>& custom_id, int64_t line_number,
+                       uint64_t line_hash, std::string_view message) {
+  Json json;
+  json["custom_id"] = nullptr;
+  if (custom_id) json["custom_id"] = *custom_id;
+  json["line"] = line_number;
+  json["line_hash"] = hex(line_hash);
+  json["error"] = {{"message", message}};
+  return as_line(json);
+}
+
+}  // namespace galley::serve
