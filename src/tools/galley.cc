@@ -1,5 +1,4 @@
 // The one binary. Each verb is a file of its own; this one only chooses.
-#include <array>
 #include <cstdio>
 #include <cstring>
 #include <string_view>
@@ -17,7 +16,9 @@ struct Verb {
 };
 
 // In the order in which --help lists them; a verb enters with its file.
-constexpr std::array<Verb, 0> kVerbs = {};
+constexpr Verb kVerbs[] = {
+    {"tokenize", "text or messages to token ids and back", run_tokenize},
+};
 
 void print_help(std::FILE* out) {
   std::fputs(

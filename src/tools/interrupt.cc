@@ -1,0 +1,26 @@
+#include "tools/interrupt.h"
+
+#include <csignal>
+
+namespace galley::tools {
+namespace {
+
+// A signal handler can reach nothing but a global.
+volatile std::sig_atomic_t interrupt_seen = 0;
+
+void on_signal(int) { interrupt_seen = 1; }
+
+}  // namespace
+
+void listen_for_interrupt() {
+  struct sigaction action = {};
+  action.sa_handler = on_signal;
+  sigemptyset(&action.sa_mask);
+  action.sa_flags = static_cast<int>(SA_RESETHAND);  // and no SA_RESTART: a waiting read returns
+  ::sigaction(SIGINT, &action, nullptr);
+  ::sigaction(SIGTERM, &action, nullptr);
+}
+
+bool interrupted() { return interrupt_seen != 0; }
+
+}  // namespace galley::tools

@@ -1,0 +1,11 @@
+// Ctrl-C and SIGTERM as a flag that loops look at between steps.
+//
+// The first signal asks; the second one ends the process as if nobody listened.
+#pragma once
+
+namespace galley::tools {
+
+void listen_for_interrupt();
+bool interrupted();
+
+}  // namespace galley::tools

@@ -1,0 +1,44 @@
+#include "tools/sampling_settings.h"
+
+namespace galley::tools {
+
+void add_sampling_settings(Command& command, engine::SamplingOptions& sampling) {
+  constexpr const char* kGroup = "Sampling settings";
+  command.setting("-t,--temperature", sampling.temperature, "0 = always the best token")
+      .range(0, 100)
+      .group(kGroup);
+  command.setting("--top-k", sampling.top_k, "Keep the k best tokens; 0 = all")
+      .range(0, 1e9)
+      .group(kGroup)
+      .value_name("K");
+  command.setting("--top-p", sampling.top_p, "Keep the fewest best tokens whose share reaches p")
+      .range(1e-9, 1)
+      .group(kGroup)
+      .value_name("0 to 1");
+  command.setting("--min-p", sampling.min_p, "Drop tokens less than p times as likely as the best")
+      .range(0, 1)
+      .group(kGroup);
+  command
+      .setting("--repetition-penalty", sampling.repetition_penalty,
+               "Above 1: tokens of prompt and answer become less likely")
+      .range(1e-3, 100)
+      .group(kGroup)
+      .value_name("X");
+  command
+      .setting("--frequency-penalty", sampling.frequency_penalty,
+               "Taken from a token's logit for every time it was produced")
+      .range(-100, 100)
+      .group(kGroup)
+      .value_name("X");
+  command
+      .setting("--presence-penalty", sampling.presence_penalty,
+               "Taken once from the logit of a token that was produced")
+      .range(-100, 100)
+      .group(kGroup)
+      .value_name("X");
+  command.setting("--seed", sampling.seed, "The same seed gives the same answer")
+      .group(kGroup)
+      .value_name("N");
+}
+
+}  // namespace galley::tools
