@@ -43,6 +43,17 @@ def sinkhorn():
     return [relative(x, y) for x, y in zip(fast, slow)], 1e-3, f"{ms:.3f} ms for 65536"
 
 
+def expand():
+    draw = lambda *s: torch.randn(*s, device="cuda")
+    inputs = lambda n: [draw(n, 256).bfloat16(), draw(n, 4, 256).bfloat16(), draw(n, 4), draw(n, 4, 4)]
+    small, g = inputs(1001), draw(1001, 4, 256).bfloat16()
+    fast, slow = (gradients(m.Expand.apply, small, g) for m in (kernels, kernels_plain))
+    big = [x.requires_grad_(True) for x in inputs(65536)]
+    go = torch.randn_like(big[1])
+    ms = timed(lambda: kernels.Expand.apply(*big).backward(go))
+    return [relative(x, y) for x, y in zip(fast, slow)], 1e-2, f"{ms:.3f} ms for 65536"
+
+
 def attention(ratio, masked):
     def run():
         torch.manual_seed(0)
@@ -90,7 +101,7 @@ def index():
 
 def main():
     good = True
-    tests = {"sinkhorn": sinkhorn, "attention window": attention(0, False), "attention r2": attention(2, False),
+    tests = {"sinkhorn": sinkhorn, "expand": expand, "attention window": attention(0, False), "attention r2": attention(2, False),
              "attention r1": attention(1, False), "attention r1 masked": attention(1, True), "index": index}
     for name, test in tests.items():
         begin = time.time()

@@ -13,7 +13,7 @@ import torch
 
 class Corpus:
     def __init__(self, folder, device):
-        self.folder, self.device = folder, device
+        self.folder, self.device, self.shares = folder, device, {}
         self.read()
 
     def changed(self):
@@ -42,7 +42,9 @@ class Corpus:
         self.stops = [0, 1, added["<｜User｜>"]]
 
     def weights(self, long):
-        w = np.array([s["weight_long" if long else "weight"] for s in self.sources], dtype=float)
+        """Shares of the sources; `shares` overrides those of mix.json by name."""
+        key = "weight_long" if long else "weight"
+        w = np.array([self.shares.get(s["name"], {}).get(key, s[key]) for s in self.sources], dtype=float)
         return w / w.sum()
 
     def batch(self, rng, rows, length, long=False):

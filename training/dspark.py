@@ -66,8 +66,7 @@ def draft_hidden(model, weights, ops, context, positions, anchors, trace=None):
         x, mix, post, comb = ops.site(streams, pre, w["hc_ffn_fn"], w["hc_ffn_base"],
                                       w["hc_ffn_scale"], w["ffn_norm"])
         if fast:
-            y, load = ops.ffn(x, w["gate"], w["gate_bias"], w["w13"], w["w2"],
-                              cfg.dspark_num_experts_per_tok)
+            y, load = ops.ffn(x, w, cfg.dspark_num_experts_per_tok)
             if trace is not None:
                 trace.setdefault("loads", []).append(load)
         else:

@@ -32,11 +32,6 @@ def _site(streams, mix, fn, base, scale, norm, eps, hc_eps):
     return x, pre, post, a
 
 
-def _expand(y, streams, post, comb):
-    kept = (comb.unsqueeze(-1) * streams.float().unsqueeze(-2)).sum(-3)
-    return (post.unsqueeze(-1) * y.float().unsqueeze(-2) + kept).to(BF16)
-
-
 def _q8(x, quantise):
     return straight(quant.q8, x) if quantise else x
 
@@ -69,10 +64,11 @@ def _route(x, gate, bias, active, factor):
     return w / (w.sum(-1, keepdim=True) + 1e-20) * factor, chosen
 
 
-def _ffn(x, gate, bias, w13, w2, active, factor, limit, quantise):
-    """w13 [2 * (E+1) * I, d]: all w1, then all w3, shared expert last. w2 [d, (E+1) * I]."""
+def _ffn(x, gate, bias, w1, w3, w2, active, factor, limit, quantise):
+    """w1, w3 [(E+1) * I, d], the shared expert last; w2 [d, (E+1) * I]."""
     weights, chosen = _route(x, gate, bias, active, factor)
-    a, b = F.linear(_q8(x, quantise), w13).chunk(2, -1)
+    xq = _q8(x, quantise)
+    a, b = F.linear(xq, w1), F.linear(xq, w3)
     a, b = a.float().clamp(max=limit), b.float().clamp(-limit, limit)
     v = a * torch.sigmoid(a) * b
     count = weights.shape[-1] + 1
@@ -124,6 +120,34 @@ def region(function):
     return call
 
 
+_checked = {}
+
+
+def expand_kernel_is_right():
+    """Compares the kernel and its gradient with plain torch once; a wrong one is not used."""
+    if "expand" not in _checked:
+        import kernels_plain
+
+        draw = lambda *s: torch.randn(*s, device="cuda")
+        inputs = [draw(999, 256).to(BF16), draw(999, 4, 256).to(BF16), draw(999, 4), draw(999, 4, 4)]
+        g, sides = draw(999, 4, 256).to(BF16), []
+        with torch.enable_grad():
+            for module in (kernels, kernels_plain):
+                leaves = [x.clone().requires_grad_(True) for x in inputs]
+                out = module.Expand.apply(*leaves)
+                out.backward(g)
+                sides.append([out.detach()] + [x.grad for x in leaves])
+        worst = max(float((a.float() - b.float()).norm() / b.float().norm()) for a, b in zip(*sides))
+        print(f"expand kernel: worst relative difference {worst:.1e}", flush=True)
+        _checked["expand"] = worst < 1e-2
+    return _checked["expand"]
+
+
+def _expand(y, streams, post, comb):
+    kept = (comb.unsqueeze(-1) * streams.float().unsqueeze(-2)).sum(-3)
+    return (post.unsqueeze(-1) * y.float().unsqueeze(-2) + kept).to(BF16)
+
+
 class FastOps(Ops):
     """`dropout` applies to what a sub-layer writes to the streams, in training only."""
 
@@ -131,9 +155,11 @@ class FastOps(Ops):
         super().__init__(cfg, quantise, bf16_scores=False, bf16_probabilities=False)
         self.dropout = dropout
         wrap = region if compiled else (lambda f: f)
-        self._site, self._expand, self._project = wrap(_site), wrap(_expand), wrap(_project)
+        self._site, self._project = wrap(_site), wrap(_project)
         self._output, self._ffn, self._engram = wrap(_output), wrap(_ffn), wrap(_engram)
         self._spread = {}
+        good = torch.cuda.is_available() and expand_kernel_is_right()
+        self._expand = kernels.Expand.apply if good else wrap(_expand)
 
     def spread(self, table, batch):
         """RoPE tables [T, rho/2] repeated for [batch * T] rows; [batch, T, rho/2] as they are."""
@@ -156,8 +182,8 @@ class FastOps(Ops):
         b, t, n, d = streams.shape
         if self.dropout > 0 and torch.is_grad_enabled():
             y = F.dropout(y, self.dropout)
-        s = self._expand(y.reshape(b * t, d), streams.view(b * t, n, d), post.reshape(b * t, n),
-                         comb.reshape(b * t, n, n))
+        s = self._expand(y.reshape(b * t, d), streams.view(b * t, n, d),
+                         post.reshape(b * t, n), comb.reshape(b * t, n, n))
         return s.view(b, t, n, d)
 
     def project(self, x, wq_a, q_norm, wq_b, wkv, kv_norm, cos, sin):
@@ -177,11 +203,11 @@ class FastOps(Ops):
                          self.cfg.o_groups, self.quantise)
         return y.view(b, t, -1)
 
-    def ffn(self, x, gate, bias, w13, w2, active):
+    def ffn(self, x, w, active):
         b, t, d = x.shape
         cfg = self.cfg
-        y, load = self._ffn(x.reshape(b * t, d), gate, bias, w13, w2, active,
-                            cfg.routed_scaling_factor, cfg.swiglu_limit, self.quantise)
+        y, load = self._ffn(x.reshape(b * t, d), w["gate"], w["gate_bias"], w["w1"], w["w3"],
+                            w["w2"], active, cfg.routed_scaling_factor, cfg.swiglu_limit, self.quantise)
         return y.view(b, t, d), load
 
     def engram(self, streams, rows, table, wkv, q_weight, k_weight, dead):
@@ -227,20 +253,20 @@ class FastBackbone(Backbone):
         return mask
 
     def ffn(self, l, x, w):
-        y, load = self.ops.ffn(x, w["gate"], w["gate_bias"], w["w13"], w["w2"],
-                               self.cfg.num_experts_per_tok)
+        y, load = self.ops.ffn(x, w, self.cfg.num_experts_per_tok)
         self.loads.append(load)
         return y
 
 
 def unstack(weights, prefix):
-    """Per layer dictionaries, with the experts joined into the two matrices of `_ffn`."""
+    """Per layer dictionaries, with the experts joined into the matrices of `_ffn`."""
     stacked = {k[len(prefix):]: v for k, v in weights.items() if k.startswith(prefix)}
     stacked = {k: v for k, v in stacked.items() if k not in ("main_proj", "main_norm", "norm",
                "markov_embed", "markov_head", "confidence")}
     e1, e3, e2 = (stacked.pop(f"e_w{i}") for i in (1, 3, 2))
     s1, s3, s2 = (stacked.pop(f"s_w{i}") for i in (1, 3, 2))
-    stacked["w13"] = torch.cat((e1.flatten(1, 2), s1, e3.flatten(1, 2), s3), 1)
+    stacked["w1"] = torch.cat((e1.flatten(1, 2), s1), 1)
+    stacked["w3"] = torch.cat((e3.flatten(1, 2), s3), 1)
     stacked["w2"] = torch.cat((e2.permute(0, 2, 1, 3).flatten(2), s2), 2)
     split = {k: v.unbind(0) for k, v in stacked.items()}
-    return [{k: v[i] for k, v in split.items()} for i in range(stacked["w13"].shape[0])]
+    return [{k: v[i] for k, v in split.items()} for i in range(stacked["w1"].shape[0])]

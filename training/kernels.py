@@ -90,6 +90,92 @@ class Sinkhorn(torch.autograd.Function):
         return out, None, None
 
 
+# Writing a sub-layer's output to the four streams: out_j = post_j y + sum_i C[i][j] S_i.
+
+
+@triton.jit
+def _expand_forward(y_ptr, s_ptr, post_ptr, c_ptr, out_ptr, count, D: tl.constexpr, BT: tl.constexpr):
+    t = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    ok = t < count
+    at = t[:, None] * D + tl.arange(0, D)[None, :]
+    s_at = t[:, None] * (4 * D) + tl.arange(0, D)[None, :]
+    m = ok[:, None]
+    y = tl.load(y_ptr + at, mask=m, other=0.0).to(tl.float32)
+    s0 = tl.load(s_ptr + s_at, mask=m, other=0.0).to(tl.float32)
+    s1 = tl.load(s_ptr + s_at + D, mask=m, other=0.0).to(tl.float32)
+    s2 = tl.load(s_ptr + s_at + 2 * D, mask=m, other=0.0).to(tl.float32)
+    s3 = tl.load(s_ptr + s_at + 3 * D, mask=m, other=0.0).to(tl.float32)
+    for j in tl.static_range(4):
+        out = tl.load(post_ptr + t * 4 + j, mask=ok, other=0.0)[:, None] * y
+        out += tl.load(c_ptr + t * 16 + j, mask=ok, other=0.0)[:, None] * s0
+        out += tl.load(c_ptr + t * 16 + 4 + j, mask=ok, other=0.0)[:, None] * s1
+        out += tl.load(c_ptr + t * 16 + 8 + j, mask=ok, other=0.0)[:, None] * s2
+        out += tl.load(c_ptr + t * 16 + 12 + j, mask=ok, other=0.0)[:, None] * s3
+        tl.store(out_ptr + s_at + j * D, out.to(tl.bfloat16), mask=m)
+
+
+@triton.jit
+def _expand_backward(y_ptr, s_ptr, post_ptr, c_ptr, g_ptr, dy_ptr, ds_ptr, dpost_ptr, dc_ptr, count,
+                     D: tl.constexpr, BT: tl.constexpr):
+    t = (tl.program_id(0) * BT + tl.arange(0, BT)).to(tl.int64)
+    ok = t < count
+    at = t[:, None] * D + tl.arange(0, D)[None, :]
+    s_at = t[:, None] * (4 * D) + tl.arange(0, D)[None, :]
+    m = ok[:, None]
+    g0 = tl.load(g_ptr + s_at, mask=m, other=0.0).to(tl.float32)
+    g1 = tl.load(g_ptr + s_at + D, mask=m, other=0.0).to(tl.float32)
+    g2 = tl.load(g_ptr + s_at + 2 * D, mask=m, other=0.0).to(tl.float32)
+    g3 = tl.load(g_ptr + s_at + 3 * D, mask=m, other=0.0).to(tl.float32)
+    y = tl.load(y_ptr + at, mask=m, other=0.0).to(tl.float32)
+    tl.store(dpost_ptr + t * 4, tl.sum(g0 * y, 1), mask=ok)
+    tl.store(dpost_ptr + t * 4 + 1, tl.sum(g1 * y, 1), mask=ok)
+    tl.store(dpost_ptr + t * 4 + 2, tl.sum(g2 * y, 1), mask=ok)
+    tl.store(dpost_ptr + t * 4 + 3, tl.sum(g3 * y, 1), mask=ok)
+    dy = tl.load(post_ptr + t * 4, mask=ok, other=0.0)[:, None] * g0
+    dy += tl.load(post_ptr + t * 4 + 1, mask=ok, other=0.0)[:, None] * g1
+    dy += tl.load(post_ptr + t * 4 + 2, mask=ok, other=0.0)[:, None] * g2
+    dy += tl.load(post_ptr + t * 4 + 3, mask=ok, other=0.0)[:, None] * g3
+    tl.store(dy_ptr + at, dy.to(tl.bfloat16), mask=m)
+    for i in tl.static_range(4):
+        s = tl.load(s_ptr + s_at + i * D, mask=m, other=0.0).to(tl.float32)
+        tl.store(dc_ptr + t * 16 + i * 4, tl.sum(s * g0, 1), mask=ok)
+        tl.store(dc_ptr + t * 16 + i * 4 + 1, tl.sum(s * g1, 1), mask=ok)
+        tl.store(dc_ptr + t * 16 + i * 4 + 2, tl.sum(s * g2, 1), mask=ok)
+        tl.store(dc_ptr + t * 16 + i * 4 + 3, tl.sum(s * g3, 1), mask=ok)
+        ds = tl.load(c_ptr + t * 16 + i * 4, mask=ok, other=0.0)[:, None] * g0
+        ds += tl.load(c_ptr + t * 16 + i * 4 + 1, mask=ok, other=0.0)[:, None] * g1
+        ds += tl.load(c_ptr + t * 16 + i * 4 + 2, mask=ok, other=0.0)[:, None] * g2
+        ds += tl.load(c_ptr + t * 16 + i * 4 + 3, mask=ok, other=0.0)[:, None] * g3
+        tl.store(ds_ptr + s_at + i * D, ds.to(tl.bfloat16), mask=m)
+
+
+class Expand(torch.autograd.Function):
+    """y [M,D] bf16, streams [M,4,D] bf16, post [M,4], comb [M,4,4]; D a power of two."""
+
+    BT = 4
+
+    @staticmethod
+    def forward(ctx, y, streams, post, comb):
+        y, streams, post, comb = (x.contiguous() for x in (y, streams, post, comb))
+        count, d = y.shape
+        out = torch.empty_like(streams)
+        grid = (triton.cdiv(count, Expand.BT),)
+        _expand_forward[grid](y, streams, post, comb, out, count, D=d, BT=Expand.BT)
+        ctx.save_for_backward(y, streams, post, comb)
+        return out
+
+    @staticmethod
+    def backward(ctx, g):
+        y, streams, post, comb = ctx.saved_tensors
+        count, d = y.shape
+        dy, ds = torch.empty_like(y), torch.empty_like(streams)
+        dpost, dcomb = torch.empty_like(post), torch.empty_like(comb)
+        grid = (triton.cdiv(count, Expand.BT),)
+        _expand_backward[grid](y, streams, post, comb, g.contiguous(), dy, ds, dpost, dcomb, count,
+                               D=d, BT=Expand.BT)
+        return dy, ds, dpost, dcomb
+
+
 # Attention. One program owns PT positions and all H heads of them: they share their keys.
 
 
@@ -213,7 +299,7 @@ class Attention(torch.autograd.Function):
         grid = (length // Attention.PT, batch)
         m = mask if mask is not None else window
         _attention_forward[grid](q, window, e, m, sink.float().contiguous(), o, lse, length, count,
-                                 c**-0.5, num_warps=4, num_stages=2, **args)
+                                 c**-0.5, num_warps=8, num_stages=2, **args)
         ctx.save_for_backward(q, window, e, mask, sink, o, lse)
         ctx.args, ctx.count, ctx.has = args, count, entries is not None
         return o

@@ -15,6 +15,12 @@ class Sinkhorn:
         return Ops(types.SimpleNamespace(hc_eps=eps, hc_sinkhorn_iters=iterations)).sinkhorn(a)
 
 
+class Expand:
+    @staticmethod
+    def apply(y, streams, post, comb):
+        return Ops(None).expand(y, streams, post, comb)
+
+
 class Attention:
     @staticmethod
     def apply(q, window, entries, mask, sink, ratio, width):

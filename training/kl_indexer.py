@@ -2,8 +2,10 @@
 
 On a few query rows a step: the target is the attention probability of each compressed entry,
 summed over heads and over all layers that share a selection, normalised to one. The loss is the
-KL divergence from it to the softmax of the index scores, over visible entries at first, over
-selected ones once the index sources select. No gradient reaches the backbone.
+KL divergence from it to the softmax of the index scores: over all visible entries while attention
+is dense; once the index sources select, over the selected ones, and in every other step over all
+visible ones (what attention would pay if it could), so that an entry that was never selected can
+still be learned. No gradient reaches the backbone.
 """
 
 import math
@@ -12,8 +14,8 @@ import torch
 
 
 class IndexProbe:
-    def __init__(self, cfg, length, rows, device, generator=None):
-        self.cfg = cfg
+    def __init__(self, cfg, length, rows, device, generator=None, everything=False):
+        self.cfg, self.everything = cfg, everything
         first = min(cfg.index_topk, length // 2)
         choice = torch.randint(first, length, (rows,), generator=generator)
         self.rows = choice.sort().values.to(device)
@@ -28,7 +30,7 @@ class IndexProbe:
         s = torch.einsum("brhc,bnc->brhn", q, keys.float())
         self.scores[l] = (torch.relu(s) * w.unsqueeze(-1)).sum(2)
         see = self.visible(ratio, keys.shape[1]).expand(q.shape[0], -1, -1)
-        self.see[l] = see & (mask[:, self.rows] > 0) if mask is not None else see
+        self.see[l] = see if mask is None or self.everything else see & (mask[:, self.rows] > 0)
 
     @torch.no_grad()
     def attention(self, l, q, window, entries, mask, ratio, sink):

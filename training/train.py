@@ -18,20 +18,21 @@ import torch.nn.functional as F
 
 import dspark
 import nano
+import quant
 from corpus import Corpus
 from engram import Hasher
 from kl_indexer import IndexProbe
-from model import Config, Model
+from model import Config, Model, stored_as
 from optim import Optimiser
 
 DEFAULTS = {
-    "seed": 1, "tokens": 65536, "length": 1024, "long_length": 4096,
-    "muon_lr": 0.02, "muon_decay": 0.05, "adam_lr": 0.003, "adam_decay": 0.01, "table_lr": 0.01,
+    "seed": 1, "tokens": 98304, "length": 1024, "long_length": 4096,
+    "muon_lr": 0.03, "muon_decay": 0.05, "adam_lr": 0.006, "adam_decay": 0.01, "table_lr": 0.01,
     "hc_lr": 0.001, "index_lr": 0.002,
-    "dropout": 0.0, "answer_weight": 2.0, "bias_rate": 0.002,
-    "warmup": 0.02, "cooldown_from": 0.5, "sparse_from": 0.3, "long_from": 0.75, "floor": 0.0,
-    "index_rows": 16, "clip": 1.0,
-    "draft_share": 0.12, "draft_anchors": 128,
+    "dropout": 0.1, "answer_weight": 2.0, "bias_rate": 0.002,
+    "warmup": 0.02, "cooldown_from": 0.5, "sparse_from": 0.25, "long_from": 0.65, "floor": 0.0,
+    "index_rows": 16, "clip": 1.0, "shares": {},
+    "draft_seconds": 200, "draft_anchors": 128, "draft_muon_lr": 0.02,
 }
 
 NOT_MUON = ("gate", "hc_attn_fn", "hc_ffn_fn", "markov_embed", "markov_head", "confidence",
@@ -84,8 +85,19 @@ def log(*words):
     print(*words, flush=True)
 
 
-def save(model, path, **more):
-    state = {name: p.detach().cpu() for name, p in model.params.items()}
+def stored(name, p):
+    """What the released format will hold, in a smaller tensor: quantised values are exact bf16."""
+    kind = stored_as(name)
+    form = {"fp8": quant.fp8_weight, "fp4": quant.fp4_rows, "row": quant.fp8_rows}.get(kind)
+    p = form(p) if form else p
+    return p if kind == "f32" else p.to(torch.bfloat16)
+
+
+def save(model, path, exact=True, **more):
+    """exact: float32 masters; else only what an export needs."""
+    with torch.no_grad():
+        state = {name: (p.detach().clone() if exact else stored(name, p.detach())).cpu()
+                 for name, p in model.params.items()}
     torch.save({"params": state, "config": model.cfg.nested, **more}, path + ".part")
     os.replace(path + ".part", path)
 
@@ -115,6 +127,7 @@ class Trainer:
         self.rng = np.random.default_rng(setting["seed"])
         self.probe_rng = torch.Generator().manual_seed(setting["seed"])
         self.start = time.time()
+        self.control()
         if options.resume:
             self.load(options.resume)
 
@@ -125,11 +138,11 @@ class Trainer:
                 if name in state:
                     p.copy_(state[name])
 
-    def backward(self, opt, tokens, sparse, extra, factor):
-        """One step of the backbone; returns (unweighted nll [rows, T], KL, caught) on device."""
+    def backward(self, opt, tokens, sparse, everything, factor):
+        """One step of the backbone; returns nll [rows, T], answer mask, KL, caught, on device."""
         setting, cfg = self.setting, self.cfg
         length = tokens.shape[1] - 1
-        probe = IndexProbe(cfg, length, setting["index_rows"], self.device, self.probe_rng)
+        probe = IndexProbe(cfg, length, setting["index_rows"], self.device, self.probe_rng, everything)
         weights = self.model.weights(True)
         run = self.fast.FastBackbone(self.model, weights, self.ops, tokens[:, :-1].contiguous(),
                                      sparse=sparse, probe=probe).run()
@@ -142,7 +155,7 @@ class Trainer:
         opt.step(factor)
         opt.zero_grad()
         self.balance(torch.stack(run.loads), self.model.params["layers.gate_bias"], factor)
-        return nll.view(tokens.shape[0], -1), kl.detach(), caught
+        return nll.view(tokens.shape[0], -1), w > 1, kl.detach(), caught
 
     def profile(self, opt, tokens, f):
         """Where three steps spend the device's time."""
@@ -150,12 +163,24 @@ class Trainer:
 
         with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as p:
             for _ in range(3):
-                self.backward(opt, tokens, f >= self.setting["sparse_from"], None, rate(self.setting, f))
+                self.backward(opt, tokens, f >= self.setting["sparse_from"], False, rate(self.setting, f))
             torch.cuda.synchronize()
         table = p.key_averages().table(sort_by="self_device_time_total", row_limit=45,
                                        max_name_column_width=70)
         with open(os.path.join(self.options.out, "profile.txt"), "w") as file:
             file.write(table)
+
+    def control(self):
+        """Settings from OUT/control.json, read while training: a long run can be steered."""
+        path = os.path.join(self.options.out, "control.json")
+        if os.path.exists(path):
+            with open(path, encoding="utf-8") as f:
+                wanted = json.load(f)
+            fresh = {k: v for k, v in wanted.items() if k in DEFAULTS and self.setting[k] != v}
+            self.setting.update(fresh)
+            if fresh:
+                log("control:", json.dumps(fresh))
+        self.corpus.shares = self.setting["shares"]
 
     def clip(self, opt):
         grads = [p.grad for g in opt.groups if g["kind"] == "adam" for _, p, _ in g["params"]
@@ -178,7 +203,7 @@ class Trainer:
         begin = last_log = last_save = time.time()
         steps = seen = 0
         names = [s["name"] for s in self.corpus.sources]
-        sums, counts = torch.zeros(len(names), device=self.device), torch.zeros(len(names), device=self.device)
+        stats = torch.zeros(4, len(names), device=self.device)
         log_tokens, log_steps = 0, 0
         while True:
             now = time.time()
@@ -188,6 +213,9 @@ class Trainer:
             if steps == 20:  # compilation is over; let the schedule start here
                 torch.cuda.synchronize() if self.device.type == "cuda" else None
                 log(f"20 steps after {time.time() - begin:.1f} s")
+                seconds -= time.time() - begin
+                begin = last_log = now = time.time()
+                f, log_tokens = 0.0, 0
             long = f >= setting["long_from"]
             length = setting["long_length"] if long else setting["length"]
             rows = setting["tokens"] // length
@@ -198,38 +226,41 @@ class Trainer:
                     self.profile(opt, tokens, f)
                 except (AttributeError, KeyError, RuntimeError) as error:
                     log(f"no profile: {error}")
-            nll, kl, caught = self.backward(opt, tokens, f >= setting["sparse_from"], None, factor)
-            sums.index_add_(0, which, nll.mean(1))
-            counts.index_add_(0, which, torch.ones_like(which, dtype=torch.float32))
+            nll, inside, kl, caught = self.backward(opt, tokens, f >= setting["sparse_from"], steps % 2 == 0, factor)
+            for i, value in enumerate((nll.mean(1), torch.ones_like(nll[:, 0]), (nll * inside).sum(1),
+                                       inside.sum(1).float())):
+                stats[i].index_add_(0, which, value)
             steps += 1
             seen += rows * length
             log_tokens += rows * length
             if steps % 10 == 0 and self.device.type == "cuda":
                 torch.cuda.current_stream().synchronize()
             if now - last_log > self.options.log_every:
-                mean = (sums / counts.clamp(min=1)).tolist()
+                mean = (stats[0] / stats[1].clamp(min=1)).tolist()
+                answers = (stats[2] / stats[3].clamp(min=1)).tolist()
                 caught = " ".join(f"{c:.2f}" for c in caught.tolist())
-                text = " ".join(f"{n}:{m:.3f}" for n, m in zip(names, mean))
+                text = " ".join(f"{n}:{m:.3f}" + (f"/{a:.3f}" if a > 0 else "") for n, m, a in zip(names, mean, answers) if m > 0)
                 log(f"f={f:.3f} step {steps} lr {factor:.3f} tok/s {log_tokens / (now - last_log):,.0f} "
                     f"seen {seen / 1e6:.1f}M worst {self.worst_share.item():.2f} kl {kl.item():.3f} caught {caught} | {text}")
                 if not math.isfinite(mean[0]):
                     log("loss is not finite: stopping")
                     return seen
-                sums.zero_(), counts.zero_()
+                stats.zero_()
                 last_log, log_tokens = now, 0
-            if now - last_log < 1e-9 and self.corpus.changed():
+                self.control()
+            if now == last_log and self.corpus.changed():
                 self.corpus.read()
                 names = [s["name"] for s in self.corpus.sources]
-                sums, counts = (torch.zeros(len(names), device=self.device) for _ in range(2))
+                stats = torch.zeros(4, len(names), device=self.device)
                 log("sources", names)
             if now - last_save > self.options.save_every:
-                save(self.model, os.path.join(self.options.out, "master.pt"), steps=steps)
+                save(self.model, os.path.join(self.options.out, "stored.pt"), exact=False, steps=steps)
                 self.report(4)
                 last_save = time.time()
         log(f"backbone: {steps} steps, {seen:,} tokens, {time.time() - begin:.0f} s")
         with torch.no_grad():
             self.model.params["layers.gate_bias_vl"].copy_(self.model.params["layers.gate_bias"])
-        save(self.model, os.path.join(self.options.out, "master.pt"), steps=steps)
+        save(self.model, os.path.join(self.options.out, "stored.pt"), exact=False, steps=steps)
         return seen
 
     # Measuring.
@@ -281,7 +312,7 @@ class Trainer:
 
     def train_draft(self, seconds):
         setting, cfg = self.setting, self.cfg
-        opt = Optimiser(groups_of(self.model, setting, "mtp."))
+        opt = Optimiser(groups_of(self.model, {**setting, "muon_lr": setting["draft_muon_lr"]}, "mtp."))
         with torch.no_grad():
             frozen = {k: v.detach() for k, v in self.model.weights(True).items() if not k.startswith("mtp.")}
         graph_frozen = {k: v.requires_grad_(True) for k, v in frozen.items()}
@@ -327,6 +358,7 @@ class Trainer:
         with torch.no_grad():
             self.model.params["mtp.gate_bias_vl"].copy_(self.model.params["mtp.gate_bias"])
         log(f"drafts: {steps} steps, {time.time() - begin:.0f} s")
+        save(self.model, os.path.join(self.options.out, "stored.pt"), exact=False, steps=steps)
         save(self.model, os.path.join(self.options.out, "master.pt"), steps=steps)
 
     @property
@@ -366,7 +398,7 @@ def main():
     log("bytes", parts, "sum", sum(parts.values()), "active parameters", active)
     skip = options.skip.split(",")
     seconds = options.minutes * 60 - (time.time() - trainer.start)
-    draft_seconds = 0 if "draft" in skip else seconds * setting["draft_share"]
+    draft_seconds = 0 if "draft" in skip else setting["draft_seconds"]
     if "backbone" not in skip:
         trainer.train_backbone(seconds - draft_seconds)
     if "measure" not in skip:
