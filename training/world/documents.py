@@ -11,9 +11,9 @@ from world import chats, recall, tools, words
 
 # Per mille of sampled tokens: (main phase, long-context phase).
 SHARES = {
-    "world_lexicon": (12, 8), "world_stories": (35, 15), "world_chat": (50, 40),
-    "story_chat": (40, 30), "sums": (15, 12), "json": (12, 10), "tools": (55, 50),
-    "small_talk": (2, 2), "recall_drill": (25, 15), "recall_short": (80, 50),
+    "world_lexicon": (8, 6), "world_stories": (25, 12), "world_chat": (40, 35),
+    "story_chat": (35, 28), "sums": (15, 12), "json": (10, 9), "tools": (45, 45),
+    "small_talk": (2, 2), "recall_drill": (20, 12), "recall_short": (75, 45),
     "recall_long": (0, 290),
 }
 
@@ -63,7 +63,7 @@ class World:
         return self._recall(rng, rng.randint(40, 900))
 
     def _recall_long(self, rng):
-        return self._recall(rng, rng.choice((1000, 1500, 2200, 3000, 3700, 3700)))
+        return self._recall(rng, rng.choice((1200, 2000, 3000, 3800, 3800, 3800)))
 
     def _recall(self, rng, size):
         if rng.random() < .15:
