@@ -37,6 +37,8 @@ NATURAL_SHARES = {
 @functools.cache
 def read_variants():
     """Traditional to simplified characters, from Debian's unicode-data."""
+    if not pathlib.Path(UNIHAN_VARIANTS).exists():
+        raise SystemExit(f"data: {UNIHAN_VARIANTS} is missing: install Debian's unicode-data")
     table = {}
     with bz2.open(UNIHAN_VARIANTS, "rt", encoding="utf-8") as file:
         for line in file:
