@@ -1,5 +1,6 @@
 #include "tools/backend.h"
 
+#include "kernels/fast/fast_ops.h"
 #include "kernels/plain/plain_ops.h"
 
 namespace galley::tools {
@@ -11,7 +12,19 @@ Result<Backend> make_backend(const std::string& name, int threads) {
     backend.ops = kernels::make_plain_ops(*backend.pool);
     return backend;
   }
-  return Error{ErrorCode::kInvalid, "--backend " + name + ": not one of plain"};
+  for (const kernels::Isa isa : {kernels::Isa::kAvx512Bf16, kernels::Isa::kAvx2}) {
+    const bool best = name == "fast" && isa == kernels::best_isa();
+    if (!best && name != "fast-" + std::string(kernels::isa_name(isa))) continue;
+    if (!kernels::machine_has(isa)) {
+      return Error{ErrorCode::kUnsupported, "--backend " + name + ": this machine lacks " +
+                                                std::string(kernels::isa_name(isa)) +
+                                                "; use --backend plain"};
+    }
+    backend.ops = kernels::make_fast_ops(*backend.pool, isa);
+    return backend;
+  }
+  return Error{ErrorCode::kInvalid,
+               "--backend " + name + ": not one of fast, fast-avx512bf16, fast-avx2, plain"};
 }
 
 }  // namespace galley::tools

@@ -18,7 +18,9 @@ struct Backend {
 };
 
 // What --help says of the names.
-inline constexpr std::string_view kBackendHelp = "kernels: plain (the readable specification)";
+inline constexpr std::string_view kBackendHelp =
+    "kernels: fast (SIMD, the best instruction set of this machine), fast-avx512bf16, fast-avx2, "
+    "plain (the readable specification)";
 
 // `threads` 0: as many as this process may use. kInvalid for an unknown name, kUnsupported for
 // an instruction set that this machine lacks.

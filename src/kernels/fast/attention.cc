@@ -96,7 +96,8 @@ void FastOps::attention(Rows<const Bf16> q, const float* sink, const AttentionSh
     if constexpr (sizeof(Operand) == sizeof(Bf16)) {
       q_operand = reinterpret_cast<const Operand*>(q_row);
     } else {  // `out` is free until the values
-      for_lanes(heads * width, [&](int64_t i, int64_t n) { store(load(q_row + i, n), out + i, n); });
+      for_lanes(heads * width,
+                [&](int64_t i, int64_t n) { store(load(q_row + i, n), out + i, n); });
       q_operand = reinterpret_cast<const Operand*>(out);
     }
     read_keys(row, window_count, width, keys);
@@ -131,7 +132,8 @@ void FastOps::attention(Rows<const Bf16> q, const float* sink, const AttentionSh
   const int64_t cost = keys * width * shape.heads / 6 + keys * width;
   // Few rows: share out their heads too; each part then decodes the row's keys for itself.
   int64_t heads_per_part = shape.heads;
-  while (heads_per_part % 16 == 0 && q.rows * (shape.heads / heads_per_part) < pool_.thread_count()) {
+  while (heads_per_part % 16 == 0 &&
+         q.rows * (shape.heads / heads_per_part) < pool_.thread_count()) {
     heads_per_part /= 2;
   }
   const int64_t groups = shape.heads / heads_per_part;

@@ -305,13 +305,13 @@ void panel_rows(const Panel& p, const RowsOfX& rows) {
   RowsOfX at = rows;
   for (; c + 4 <= p.count; c += 4) {
     at.sums = rows.sums + c;
-    tile<R, 4, kScaled>(p.w + c * p.stride, p.stride, p.scales + c * p.scale_stride,
-                        p.scale_stride, p.chunks, at);
+    tile<R, 4, kScaled>(p.w + c * p.stride, p.stride, p.scales + c * p.scale_stride, p.scale_stride,
+                        p.chunks, at);
   }
   for (; c < p.count; ++c) {
     at.sums = rows.sums + c;
-    tile<R, 1, kScaled>(p.w + c * p.stride, p.stride, p.scales + c * p.scale_stride,
-                        p.scale_stride, p.chunks, at);
+    tile<R, 1, kScaled>(p.w + c * p.stride, p.stride, p.scales + c * p.scale_stride, p.scale_stride,
+                        p.chunks, at);
   }
 }
 
@@ -409,8 +409,8 @@ void fused(const WeightView& weight, int64_t begin, int64_t count, const RowsOfX
   } else if (weight.format == WeightFormat::kBf16) {
     for_outputs<C>(count, [&](auto c, int64_t o) {
       at.sums = rows.sums + o;
-      fused_bf16<R, decltype(c)::value>(
-          static_cast<const uint16_t*>(weight.data) + (begin + o) * k, k, at);
+      fused_bf16<R, decltype(c)::value>(static_cast<const uint16_t*>(weight.data) + (begin + o) * k,
+                                        k, at);
     });
   } else {
     float* scales = scratch.get<float>(kDotScale, (blocks + 3) / 4 * 16);

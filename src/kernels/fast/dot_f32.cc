@@ -40,9 +40,8 @@ GALLEY_INLINE void unpack_fp4_row(const uint8_t* w, int64_t k, float* out) {
       // Codes 0 and 1 have no hidden bit: read them as 1 and 1.5, take 1 away.
       const auto small = hn::Lt(magnitude, hn::Set(kU32, 2));
       const VecU bias = hn::IfThenElse(small, hn::Set(kU32, 127U << 23), hn::Set(kU32, 126U << 23));
-      const VecF value = hn::Sub(
-          hn::BitCast(kF32, hn::Add(hn::ShiftLeft<22>(magnitude), bias)),
-          hn::IfThenElseZero(hn::RebindMask(kF32, small), set(1.0F)));
+      const VecF value = hn::Sub(hn::BitCast(kF32, hn::Add(hn::ShiftLeft<22>(magnitude), bias)),
+                                 hn::IfThenElseZero(hn::RebindMask(kF32, small), set(1.0F)));
       const VecU sign = hn::ShiftLeft<28>(hn::And(code, hn::Set(kU32, 8)));
       store(hn::BitCast(kF32, hn::Or(hn::BitCast(kU32, value), sign)), out + at + i);
     }
@@ -57,12 +56,10 @@ GALLEY_INLINE void unpack_fp8_row(const uint8_t* w, int64_t k, float* out) {
     const VecU magnitude = hn::And(code, hn::Set(kU32, 0x7FU));
     const auto small = hn::Lt(magnitude, hn::Set(kU32, 8));
     const VecU bias = hn::IfThenElse(small, hn::Set(kU32, 121U << 23), hn::Set(kU32, 120U << 23));
-    const VecF value =
-        hn::Sub(hn::BitCast(kF32, hn::Add(hn::ShiftLeft<20>(magnitude), bias)),
-                hn::IfThenElseZero(hn::RebindMask(kF32, small), set(0x1p-6F)));
+    const VecF value = hn::Sub(hn::BitCast(kF32, hn::Add(hn::ShiftLeft<20>(magnitude), bias)),
+                               hn::IfThenElseZero(hn::RebindMask(kF32, small), set(0x1p-6F)));
     const auto nan = hn::Eq(magnitude, hn::Set(kU32, 0x7FU));
-    const VecU bits =
-        hn::IfThenElse(nan, hn::Set(kU32, 0x7FC00000U), hn::BitCast(kU32, value));
+    const VecU bits = hn::IfThenElse(nan, hn::Set(kU32, 0x7FC00000U), hn::BitCast(kU32, value));
     const VecU sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(kU32, 0x80U)));
     store(hn::BitCast(kF32, hn::Or(bits, sign)), out + at);
   }
@@ -70,9 +67,8 @@ GALLEY_INLINE void unpack_fp8_row(const uint8_t* w, int64_t k, float* out) {
 
 // R rows of x against C weight rows, each [groups][32] f32.
 template <int R, int C>
-GALLEY_INLINE void tile(const float* w, int64_t w_stride, const float* scales,
-                        int64_t scale_stride, int64_t groups, const float* const* x, float* sums,
-                        int64_t stride) {
+GALLEY_INLINE void tile(const float* w, int64_t w_stride, const float* scales, int64_t scale_stride,
+                        int64_t groups, const float* const* x, float* sums, int64_t stride) {
   VecF sum[R][C];
 #pragma GCC unroll 16
   for (int i = 0; i < R * C; ++i) sum[i / C][i % C] = zero();

@@ -52,8 +52,7 @@ void FastOps::engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16
         const Bf16* k = k_weight + j * hidden;
         const float nu = inverse_rms(s, hidden, eps) * inverse_rms(key, hidden, eps);
         const float product = sum_terms(hidden, [&](int64_t i, int64_t n) {
-          const VecF weighted =
-              hn::Mul(load(s + i, n), hn::Mul(load(q + i, n), load(k + i, n)));
+          const VecF weighted = hn::Mul(load(s + i, n), hn::Mul(load(q + i, n), load(k + i, n)));
           return hn::Mul(weighted, load(key + i, n));
         });
         const float delta = product * nu * scale;

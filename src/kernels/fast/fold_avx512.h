@@ -23,9 +23,8 @@ GALLEY_INLINE __m128 fold4(__m512 a, __m512 b, __m512 c, __m512 d) {
 template <int C>
 GALLEY_INLINE void fold_and_store(const __m512* sum, float* out) {
   const __m512 z = _mm512_setzero_ps();
-  const __m128 folded =
-      fold4(sum[0], C > 1 ? sum[C > 1 ? 1 : 0] : z, C > 2 ? sum[C > 2 ? 2 : 0] : z,
-            C > 3 ? sum[C > 3 ? 3 : 0] : z);
+  const __m128 folded = fold4(sum[0], C > 1 ? sum[C > 1 ? 1 : 0] : z,
+                              C > 2 ? sum[C > 2 ? 2 : 0] : z, C > 3 ? sum[C > 3 ? 3 : 0] : z);
   if constexpr (C == 4) {
     _mm_storeu_ps(out, folded);
   } else {

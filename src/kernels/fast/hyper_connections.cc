@@ -81,8 +81,8 @@ void sinkhorn4(const float* m, const float* base, float scale, const HcOptions& 
   const Vec4 delta = hn::Set(d, options.hc_eps);
   Vec4 a[4];
   for (int i = 0; i < 4; ++i) {
-    const Vec4 row = hn::Add(hn::Mul(hn::LoadU(d, m + 4 * i), hn::Set(d, scale)),
-                             hn::LoadU(d, base + 4 * i));
+    const Vec4 row =
+        hn::Add(hn::Mul(hn::LoadU(d, m + 4 * i), hn::Set(d, scale)), hn::LoadU(d, base + 4 * i));
     const Vec4 e = hn::Exp(d, hn::Sub(row, hn::MaxOfLanes(d, row)));
     a[i] = hn::IfThenElse(hn::Ne(row, row), row, e);
   }
@@ -193,22 +193,30 @@ GALLEY_INLINE void expand_row(const Bf16* y, const float* post, const float* com
 void expand(const Bf16* y, const float* post, const float* comb, int64_t hidden, int32_t n,
             Bf16* streams) {
   switch (n) {
-    case 1: return expand_row<1>(y, post, comb, hidden, streams);
-    case 2: return expand_row<2>(y, post, comb, hidden, streams);
-    case 3: return expand_row<3>(y, post, comb, hidden, streams);
-    case 4: return expand_row<4>(y, post, comb, hidden, streams);
-    case 5: return expand_row<5>(y, post, comb, hidden, streams);
-    case 6: return expand_row<6>(y, post, comb, hidden, streams);
-    case 7: return expand_row<7>(y, post, comb, hidden, streams);
-    default: return expand_row<8>(y, post, comb, hidden, streams);
+    case 1:
+      return expand_row<1>(y, post, comb, hidden, streams);
+    case 2:
+      return expand_row<2>(y, post, comb, hidden, streams);
+    case 3:
+      return expand_row<3>(y, post, comb, hidden, streams);
+    case 4:
+      return expand_row<4>(y, post, comb, hidden, streams);
+    case 5:
+      return expand_row<5>(y, post, comb, hidden, streams);
+    case 6:
+      return expand_row<6>(y, post, comb, hidden, streams);
+    case 7:
+      return expand_row<7>(y, post, comb, hidden, streams);
+    default:
+      return expand_row<8>(y, post, comb, hidden, streams);
   }
 }
 
 }  // namespace
 
-void FastOps::hc_enter(Rows<const Bf16> streams, const HcWeights& weights,
-                       const HcOptions& options, Rows<const float> carried,
-                       const Bf16* norm_weight, HcMix mix, Rows<Bf16> x) {
+void FastOps::hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const HcOptions& options,
+                       Rows<const float> carried, const Bf16* norm_weight, HcMix mix,
+                       Rows<Bf16> x) {
   const int32_t n = options.streams;
   CHECK(n >= 1 && n <= kStreamsMax);
   const int64_t width = streams.cols;

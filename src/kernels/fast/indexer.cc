@@ -70,7 +70,8 @@ int64_t count_at_least(const uint32_t* keys, int64_t padded, uint32_t limit) {
   const VecU least = hn::Set(kU32, limit);
   int64_t count = 0;
   for (int64_t i = 0; i < padded; i += kLanes) {
-    count += static_cast<int64_t>(hn::CountTrue(kU32, hn::Not(hn::Lt(hn::Load(kU32, keys + i), least))));
+    count +=
+        static_cast<int64_t>(hn::CountTrue(kU32, hn::Not(hn::Lt(hn::Load(kU32, keys + i), least))));
   }
   return count;
 }
@@ -114,7 +115,8 @@ void select_best(const float* scores, int64_t count, int64_t keep, uint32_t* key
   int64_t ties = keep - above;
   int64_t taken = 0;
   for (int64_t i = 0; i < count; ++i) {
-    if (keys[i] > limit || (keys[i] == limit && ties-- > 0)) best[taken++] = static_cast<int32_t>(i);
+    if (keys[i] > limit || (keys[i] == limit && ties-- > 0))
+      best[taken++] = static_cast<int32_t>(i);
   }
 }
 

@@ -52,14 +52,14 @@ class FastOps final : public Ops {
                 int32_t stream_count, Rows<Bf16> streams) override;
   void stream_mean(Rows<const Bf16> streams, int32_t stream_count, Rows<Bf16> mean) override;
   void rope(Rows<Bf16> x, int32_t heads, const RopeAngles& angles, bool inverse) override;
-  void window_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps,
-                   const RopeAngles& angles, Rows<uint8_t> records) override;
+  void window_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
+                   Rows<uint8_t> records) override;
   void compress(Rows<const float> kv, Rows<const float> gate, int32_t ratio,
                 const Bf16* norm_weight, float eps, Rows<Bf16> latent) override;
   void global_keys(Rows<const Bf16> latent, const RopeAngles& angles,
                    std::span<uint8_t* const> destination) override;
-  void index_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps,
-                  const RopeAngles& angles, std::span<uint8_t* const> destination) override;
+  void index_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
+                  std::span<uint8_t* const> destination) override;
   void index_queries(Rows<Bf16> x, int32_t heads, const RopeAngles& angles) override;
   void index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights,
                     const IndexShape& shape, std::span<const IndexRow> rows) override;

@@ -23,8 +23,8 @@ GALLEY_INLINE __m512 dot_pairs(__m512 sum, __m512i a, __m512i b) {
 // --- scores ------------------------------------------------------------------------
 
 template <int H, int K>
-GALLEY_INLINE void score_tile(const uint16_t* q, const uint16_t* keys, int64_t width,
-                              float* scores, int64_t stride) {
+GALLEY_INLINE void score_tile(const uint16_t* q, const uint16_t* keys, int64_t width, float* scores,
+                              int64_t stride) {
   __m512 sum[H][K];
 #pragma GCC unroll 16
   for (int i = 0; i < H * K; ++i) sum[i / K][i % K] = _mm512_setzero_ps();
@@ -79,8 +79,7 @@ GALLEY_INLINE void value_tile(const uint16_t* p, int64_t p_stride, const uint16_
     }
   }
   // unpack left channels 8 b + 0..3 in block b of `low`, 8 b + 4..7 in `high`.
-  const __m512i order0 =
-      _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
+  const __m512i order0 = _mm512_setr_epi32(0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23);
   const __m512i order1 =
       _mm512_setr_epi32(8, 9, 10, 11, 24, 25, 26, 27, 12, 13, 14, 15, 28, 29, 30, 31);
 #pragma GCC unroll 8

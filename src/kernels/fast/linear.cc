@@ -35,8 +35,8 @@ Cut cut_product(int64_t rows, const WeightView& weight, int64_t threads) {
   constexpr int64_t kPartCycles = 60000;
   Cut cut;
   cut.rows = std::min(rows, kRowsMax);
-  const int64_t tile_cost = std::max<int64_t>(1, product_cost(cut.rows, weight) * 32 /
-                                                     std::max<int64_t>(weight.out, 32));
+  const int64_t tile_cost =
+      std::max<int64_t>(1, product_cost(cut.rows, weight) * 32 / std::max<int64_t>(weight.out, 32));
   int64_t tiles = std::max<int64_t>(1, kPartCycles / tile_cost);
   const int64_t all = (weight.out + 31) / 32;
   tiles = std::min(tiles, std::max<int64_t>(1, all / (2 * threads)));
@@ -55,8 +55,8 @@ void store_sums(const float* sums, int64_t n, Bf16* y) {
 
 }  // namespace
 
-const Operand* const* FastOps::pack_rows(Rows<const Bf16> x, bool quantise, Layout layout,
-                                         int slot, const Operand** pointers) {
+const Operand* const* FastOps::pack_rows(Rows<const Bf16> x, bool quantise, Layout layout, int slot,
+                                         const Operand** pointers) {
   const int64_t size = operand_size(x.cols);
   if constexpr (sizeof(Operand) == sizeof(Bf16)) {
     if (!quantise && layout == Layout::kNatural && x.cols == size) {  // operands already
@@ -99,8 +99,8 @@ void FastOps::linear(Rows<const Bf16> x, std::span<const Product> products) {
     CHECK((product[p].y.data != nullptr) != (product[p].y_f32.data != nullptr));
     const Layout layout = layout_of(weight.format);
     int64_t at = 0;
-    while (at < packing_count && (packings[at].quantise != product[p].quantise_input ||
-                                  packings[at].layout != layout)) {
+    while (at < packing_count &&
+           (packings[at].quantise != product[p].quantise_input || packings[at].layout != layout)) {
       ++at;
     }
     if (at == packing_count) {

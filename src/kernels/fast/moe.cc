@@ -32,10 +32,14 @@ GALLEY_INLINE VecF swiglu(VecF a, VecF b, VecF limit, VecF weight) {
 
 int64_t expert_bytes(const WeightView& w) {
   switch (w.format) {
-    case WeightFormat::kFp4Row32: return w.out * w.in / 2;
-    case WeightFormat::kFp8Tile32: return w.out * w.in;
-    case WeightFormat::kBf16: return w.out * w.in * 2;
-    case WeightFormat::kF32: break;
+    case WeightFormat::kFp4Row32:
+      return w.out * w.in / 2;
+    case WeightFormat::kFp8Tile32:
+      return w.out * w.in;
+    case WeightFormat::kBf16:
+      return w.out * w.in * 2;
+    case WeightFormat::kF32:
+      break;
   }
   return w.out * w.in * 4;
 }
@@ -56,16 +60,15 @@ void FastOps::moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int3
   // Plan: members sorted by expert, rows ascending, the shared expert's last.
   fast::Scratch& shared = scratch_[0];
   struct Plan {
-    int64_t* start;           // [expert_count + 1]
-    int64_t* row;             // [members]
-    float* weight;            // [members]
-    Group* groups;            // [expert_count + 1]
-    const Operand** input;    // [members] x, in the layout of the member's expert
-    const Operand** inner;    // [members] SwiGLU's result
+    int64_t* start;         // [expert_count + 1]
+    int64_t* row;           // [members]
+    float* weight;          // [members]
+    Group* groups;          // [expert_count + 1]
+    const Operand** input;  // [members] x, in the layout of the member's expert
+    const Operand** inner;  // [members] SwiGLU's result
   } plan;
-  const int64_t plan_bytes =
-      (expert_count + 2) * 8 + members * (8 + 4 + 8 + 8) +
-      (expert_count + 1) * static_cast<int64_t>(sizeof(Group)) + 64;
+  const int64_t plan_bytes = (expert_count + 2) * 8 + members * (8 + 4 + 8 + 8) +
+                             (expert_count + 1) * static_cast<int64_t>(sizeof(Group)) + 64;
   auto* memory = shared.get<uint8_t>(kSharedPlan, plan_bytes);
   plan.start = reinterpret_cast<int64_t*>(memory);
   plan.row = plan.start + expert_count + 2;
@@ -83,12 +86,11 @@ void FastOps::moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int3
     }
   }
   for (int64_t e = 0; e < expert_count; ++e) plan.start[e + 2] += plan.start[e + 1];
-  const Layout routed_layout = layout_of(expert_count > 0 ? table[0].w1.format
-                                                          : weights.shared.w1.format);
+  const Layout routed_layout =
+      layout_of(expert_count > 0 ? table[0].w1.format : weights.shared.w1.format);
   const Layout shared_layout = layout_of(weights.shared.w1.format);
   auto** pointers = shared.get<const Operand*>(kSharedPointers, 2 * rows);
-  const Operand* const* routed_input =
-      pack_rows(x, true, routed_layout, kSharedOperandA, pointers);
+  const Operand* const* routed_input = pack_rows(x, true, routed_layout, kSharedOperandA, pointers);
   const Operand* const* shared_input =
       shared_layout == routed_layout
           ? routed_input
@@ -143,8 +145,7 @@ void FastOps::moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int3
       for_lanes(count, [&](int64_t i, int64_t n) {
         store(swiglu(load(a + i, n), load(b + i, n), limit, weight), v + i, n);
       });
-      pack_operand(v, count, true, layout,
-                   inner_operands + (group.first + m) * inner_size + begin);
+      pack_operand(v, count, true, layout, inner_operands + (group.first + m) * inner_size + begin);
     }
   });
 

@@ -114,8 +114,7 @@ GALLEY_INLINE VecF decode_e4m3(VecU code) {
   const auto small = hn::Lt(magnitude, hn::Set(kU32, 8));
   const VecU bias = hn::IfThenElse(small, hn::Set(kU32, 121U << 23), hn::Set(kU32, 120U << 23));
   const VecF value = hn::BitCast(kF32, hn::Add(hn::ShiftLeft<20>(magnitude), bias));
-  const VecF fixed =
-      hn::Sub(value, hn::IfThenElseZero(hn::RebindMask(kF32, small), set(0x1p-6F)));
+  const VecF fixed = hn::Sub(value, hn::IfThenElseZero(hn::RebindMask(kF32, small), set(0x1p-6F)));
   const auto nan = hn::RebindMask(kF32, hn::Eq(magnitude, hn::Set(kU32, 0x7FU)));
   const VecF whole = hn::IfThenElse(nan, set(std::bit_cast<float>(0x7FC00000U)), fixed);
   return hn::BitCast(kF32, hn::Or(hn::BitCast(kU32, whole),

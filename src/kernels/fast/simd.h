@@ -79,9 +79,7 @@ GALLEY_INLINE VecU bf16_bits(VecF v) {
   const auto nan = hn::RebindMask(kU32, hn::Ne(v, v));
   return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
 }
-GALLEY_INLINE VecF round_bf16(VecF v) {
-  return hn::BitCast(kF32, hn::ShiftLeft<16>(bf16_bits(v)));
-}
+GALLEY_INLINE VecF round_bf16(VecF v) { return hn::BitCast(kF32, hn::ShiftLeft<16>(bf16_bits(v))); }
 GALLEY_INLINE hn::Vec<U16> narrow_bits(VecU bits) {
   return hn::DemoteTo(U16(), hn::BitCast(hn::RebindToSigned<U32>(), bits));
 }
@@ -123,7 +121,9 @@ GALLEY_INLINE float max_lanes(VecF v) { return hn::GetLane(hn::MaxOfLanes(kF32, 
 
 // Highway's Exp answers 0 for NaN; ours keeps it.
 GALLEY_INLINE VecF exp(VecF v) { return hn::IfThenElse(hn::Ne(v, v), v, hn::Exp(kF32, v)); }
-GALLEY_INLINE VecF sigmoid(VecF v) { return hn::Div(set(1.0F), hn::Add(set(1.0F), exp(hn::Neg(v)))); }
+GALLEY_INLINE VecF sigmoid(VecF v) {
+  return hn::Div(set(1.0F), hn::Add(set(1.0F), exp(hn::Neg(v))));
+}
 
 // f(i, count) -> VecF summed over [0, n): four running vectors in turn, so that
 // additions overlap; the order depends on n alone.
