@@ -10,6 +10,8 @@
 #include <vector>
 
 #include "base/result.h"
+#include "kernels/tensor.h"
+#include "model/engram_primes.h"
 
 namespace galley::model {
 
@@ -20,6 +22,14 @@ struct EngramHashShape {
   int64_t prime_search_start = 0;
   int32_t classes = 0;
   int32_t pad_class = 0;  // class of the pad token
+};
+
+// Ids as a plan holds them. Both `dead` spans are empty or run along with their ids.
+struct EngramTokens {
+  std::span<const int32_t> tokens = {};
+  std::span<const uint8_t> dead = {};
+  std::span<const int32_t> look_back = {};
+  std::span<const uint8_t> look_back_dead = {};
 };
 
 class EngramHash {
@@ -39,18 +49,17 @@ class EngramHash {
   std::span<const int64_t> multipliers(int32_t index) const;  // [ngram_size_max]
   std::span<const int32_t> class_of_token() const { return class_of_token_; }
 
-  // Rows [tokens, columns] of Engram layer number `index`. `look_back` are the ids before
-  // tokens[0], oldest first; what lies before them is padding. A dead position (in an
-  // image span; empty spans = none) blocks everything at and before it.
-  void rows(int32_t index, std::span<const int32_t> tokens, std::span<const uint8_t> dead,
-            std::span<const int32_t> look_back, std::span<const uint8_t> look_back_dead,
-            int64_t* out, int64_t out_stride) const;
+  // Table rows [end - begin, columns] of Engram layer number `index` for the positions
+  // tokens[begin] .. tokens[end - 1]; negative numbers are look-back positions. `look_back`
+  // are the ids before tokens[0], oldest first; what lies before them is padding. A dead
+  // position (in an image span; empty spans = none) blocks everything at and before it.
+  void rows(int32_t index, const EngramTokens& tokens, int64_t begin, int64_t end,
+            kernels::Rows<int64_t> out) const;
 
  private:
   EngramHashShape shape_;
   std::vector<int32_t> class_of_token_;
-  std::vector<int64_t> primes_;       // [layers, columns]
-  std::vector<int64_t> offsets_;      // [layers, columns]
+  std::vector<EngramTable> tables_;   // [layers]
   std::vector<int64_t> multipliers_;  // [layers, ngram_size_max]
 };
 

@@ -8,6 +8,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <vector>
 
 #include "base/result.h"
 #include "kernels/tensor.h"
@@ -33,7 +34,7 @@ class KvCache {
     return source_of_layer_[static_cast<size_t>(layer)];
   }
 
-  std::byte* page(int32_t page) const { return pages_ + page * layout_.page_bytes; }
+  std::byte* page(int32_t page) const { return pages_ + page * layout_.page_stride; }
   std::byte* slot(int32_t slot) const { return slots_ + slot * layout_.slot_bytes; }
 
   // Entry records of `source` as kernels read them through a page table.
@@ -55,7 +56,6 @@ class KvCache {
   std::vector<int32_t> source_of_layer_;
   int32_t page_count_ = 0;
   int32_t slot_count_ = 0;
-  int64_t held_stream_bytes_ = 0;
   std::byte* pages_ = nullptr;
   std::byte* slots_ = nullptr;
 };

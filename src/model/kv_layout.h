@@ -47,12 +47,14 @@ struct KvLayout {
   int32_t global_record_bytes = 0;
   int32_t index_record_bytes = 0;
   int64_t pending_row_bytes = 0;  // (a, b) of one position
-  int64_t page_bytes = 0;         // payload; 113,920 at the released config and 128 tokens
+  int64_t page_bytes = 0;         // 113,920 at the released config and 128 tokens
+  int64_t page_stride = 0;        // page_bytes up to a whole cache line
   int64_t slot_bytes = 0;
   std::vector<KvSourceLayout> sources;  // in layer order
   std::vector<RingLayout> rings;        // [layers]
   // The last W inputs (S bf16 [n d], then pi f32 [n]) of the cut layer; slots = 0 without.
   RingLayout held;
+  int64_t held_stream_bytes = 0;  // where pi begins in a held row
   int64_t held_row_bytes = 0;
 
   int64_t pages_for(int64_t positions) const { return (positions + page_tokens - 1) / page_tokens; }

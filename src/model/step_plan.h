@@ -37,14 +37,14 @@ struct SequencePlan {
   int32_t slot = 0;
   RowKind kind = RowKind::kPrefill;
   int64_t first_position = 0;
-  std::span<const int32_t> tokens;  // one row each, positions first_position, +1, ...
+  std::span<const int32_t> tokens = {};  // one row each, positions first_position, +1, ...
 
   // The ids before `tokens`, oldest first, for Engram's look-back: the last
   // min(first_position, ngram_size_max - 1) or more of them.
-  std::span<const int32_t> look_back;
+  std::span<const int32_t> look_back = {};
 
   // Ids of the pages that hold positions [0, first_position + tokens.size()).
-  std::span<const int32_t> page_table;
+  std::span<const int32_t> page_table = {};
 
   // Logits are computed for the rows [logits_begin, tokens.size()); these must be tail rows.
   int64_t logits_begin = kNoPosition;
@@ -68,9 +68,9 @@ struct SequencePlan {
   // starts from that row of d values instead of its token's; a row with
   // in_image[r] != 0 is dead to Engram and routed with bias_vl.
   // look_back_in_image runs along with look_back.
-  std::span<const kernels::Bf16* const> embeddings;
-  std::span<const uint8_t> in_image;
-  std::span<const uint8_t> look_back_in_image;
+  std::span<const kernels::Bf16* const> embeddings = {};
+  std::span<const uint8_t> in_image = {};
+  std::span<const uint8_t> look_back_in_image = {};
 
   int64_t end_position() const { return first_position + static_cast<int64_t>(tokens.size()); }
 };

@@ -1,0 +1,100 @@
+#include "model/kv_cache.h"
+
+#include <sys/mman.h>
+
+#include <cerrno>
+#include <cstring>
+#include <limits>
+#include <string>
+
+namespace galley::model {
+namespace {
+
+// Address space only: the system gives memory page by page on first touch.
+Result<std::byte*> reserve(int64_t bytes, const std::string& what) {
+  if (bytes == 0) return nullptr;
+  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
+                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (memory == MAP_FAILED) {
+    return Error{ErrorCode::kExhausted, "cannot reserve " + std::to_string(bytes) + " bytes for " +
+                                            what + ": " + std::strerror(errno)};
+  }
+  return static_cast<std::byte*>(memory);
+}
+
+}  // namespace
+
+Result<std::unique_ptr<KvCache>> KvCache::create(const Config& config, const KvOptions& options,
+                                                 int32_t page_count, int32_t slot_count) {
+  if (page_count < 0 || slot_count < 0) {
+    return Error{ErrorCode::kInvalid, "KV cache with " + std::to_string(page_count) +
+                                          " pages and " + std::to_string(slot_count) + " slots"};
+  }
+  std::unique_ptr<KvCache> cache(new KvCache());
+  cache->layout_ = TRY(KvLayout::create(config, options));
+  const KvLayout& layout = cache->layout_;
+  for (int32_t layer = 0; layer < config.layers; ++layer) {
+    int32_t source = 0;
+    while (source + 1 < static_cast<int32_t>(layout.sources.size()) &&
+           layout.sources[static_cast<size_t>(source) + 1].layer <= layer) {
+      ++source;
+    }
+    cache->source_of_layer_.push_back(source);
+  }
+  cache->page_count_ = page_count;
+  cache->slot_count_ = slot_count;
+  cache->pages_ = TRY(reserve(page_count * layout.page_stride, "KV pages"));
+  cache->slots_ = TRY(reserve(slot_count * layout.slot_bytes, "sequence slots"));
+  return cache;
+}
+
+KvCache::~KvCache() {
+  if (pages_ != nullptr) munmap(pages_, static_cast<size_t>(page_count_ * layout_.page_stride));
+  if (slots_ != nullptr) munmap(slots_, static_cast<size_t>(slot_count_ * layout_.slot_bytes));
+}
+
+kernels::PagedRecords KvCache::global_records(int32_t source, const int32_t* page_table) const {
+  const KvSourceLayout& place = layout_.sources[static_cast<size_t>(source)];
+  return {.pool = reinterpret_cast<uint8_t*>(pages_) + place.global_offset,
+          .page_stride = layout_.page_stride,
+          .page_table = page_table,
+          .records_per_page = place.records_per_page,
+          .record_bytes = layout_.global_record_bytes};
+}
+
+kernels::PagedRecords KvCache::index_records(int32_t source, const int32_t* page_table) const {
+  const KvSourceLayout& place = layout_.sources[static_cast<size_t>(source)];
+  return {.pool = reinterpret_cast<uint8_t*>(pages_) + place.index_offset,
+          .page_stride = layout_.page_stride,
+          .page_table = page_table,
+          .records_per_page = place.records_per_page,
+          .record_bytes = layout_.index_record_bytes};
+}
+
+uint8_t* KvCache::ring(int32_t slot_index, int32_t layer) const {
+  return reinterpret_cast<uint8_t*>(slot(slot_index)) +
+         layout_.rings[static_cast<size_t>(layer)].offset;
+}
+
+uint8_t* KvCache::ring_record(int32_t slot_index, int32_t layer, int64_t position) const {
+  const RingLayout& place = layout_.rings[static_cast<size_t>(layer)];
+  return ring(slot_index, layer) + position % place.slots * layout_.window_record_bytes;
+}
+
+float* KvCache::pending_row(int32_t slot_index, int32_t source, int64_t position) const {
+  const KvSourceLayout& place = layout_.sources[static_cast<size_t>(source)];
+  return reinterpret_cast<float*>(slot(slot_index) + place.pending_offset +
+                                  position % place.pending_slots * layout_.pending_row_bytes);
+}
+
+kernels::Bf16* KvCache::held_streams(int32_t slot_index, int64_t position) const {
+  return reinterpret_cast<kernels::Bf16*>(slot(slot_index) + layout_.held.offset +
+                                          position % layout_.held.slots * layout_.held_row_bytes);
+}
+
+float* KvCache::held_mix(int32_t slot_index, int64_t position) const {
+  return reinterpret_cast<float*>(reinterpret_cast<std::byte*>(held_streams(slot_index, position)) +
+                                  layout_.held_stream_bytes);
+}
+
+}  // namespace galley::model

@@ -1,0 +1,95 @@
+// The rows that run a layer together: their positions, whose they are, and the
+// rotary angles of both kinds of layer.
+//
+// A step has one set for the layers up to the cut of decoder replay and, when it
+// trims, a smaller one for those after it. Refilled each step without allocating.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "kernels/ops.h"
+#include "kernels/rope_table.h"
+#include "kernels/tensor.h"
+#include "model/row_buffer.h"
+#include "model/step_plan.h"
+
+namespace galley::model {
+
+// Consecutive rows of one sequence.
+struct RowSegment {
+  int32_t sequence = 0;  // its place in the plan
+  int32_t begin = 0;     // its first row in the set
+  int32_t count = 0;
+  int64_t first_position = 0;
+};
+
+struct RopeTables {
+  kernels::RopeTable window;      // layers of ratio 0
+  kernels::RopeTable compressed;  // layers of ratio > 0
+};
+
+class RowSet {
+ public:
+  RowSet(int64_t rows_max, int32_t sequences_max, int32_t rotary);
+
+  void clear();
+  // The rows of `sequence` from first_position to the plan's end; may begin in its look-back.
+  void add(int32_t sequence, const SequencePlan& plan, int64_t first_position);
+  void fill_angles(const RopeTables& tables);
+
+  int64_t rows() const { return static_cast<int64_t>(positions_.size()); }
+  std::span<const RowSegment> segments() const { return segments_; }
+  // Null when the set has no row of the sequence.
+  const RowSegment* segment_of(int32_t sequence) const;
+
+  std::span<const int64_t> positions() const { return positions_; }
+  std::span<const int32_t> sequences() const { return sequences_; }
+  std::span<const uint8_t> in_image() const { return in_image_; }
+  std::span<const uint8_t> alive() const { return alive_; }
+  kernels::RopeAngles window_angles() const { return {cos_window(), sin_window()}; }
+  kernels::RopeAngles compressed_angles() const { return {cos_compressed(), sin_compressed()}; }
+
+ private:
+  kernels::Rows<float> cos_window() const { return angles_[0].first(rows()); }
+  kernels::Rows<float> sin_window() const { return angles_[1].first(rows()); }
+  kernels::Rows<float> cos_compressed() const { return angles_[2].first(rows()); }
+  kernels::Rows<float> sin_compressed() const { return angles_[3].first(rows()); }
+
+  std::vector<RowSegment> segments_;
+  std::vector<int32_t> segment_of_sequence_;  // [sequences_max], number + 1, 0 = none
+  std::vector<int64_t> positions_;            // all of these reserved to rows_max
+  std::vector<int32_t> sequences_;
+  std::vector<uint8_t> in_image_;
+  std::vector<uint8_t> alive_;
+  RowBuffer<float> angles_[4];
+};
+
+// Compressed entries of one ratio that this step completes, in plan order.
+class GroupSet {
+ public:
+  GroupSet(int32_t ratio, int64_t rows_max, int32_t rotary);
+
+  void clear();
+  // The groups whose last member is a row of the plan at or after global_begin.
+  void add(int32_t sequence, const SequencePlan& plan);
+  void fill_angles(const kernels::RopeTable& table);
+
+  int32_t ratio() const { return ratio_; }
+  int64_t count() const { return static_cast<int64_t>(entries_.size()); }
+  std::span<const int64_t> entries() const { return entries_; }  // j
+  std::span<const int32_t> sequences() const { return sequences_; }
+  // Of each group's first position.
+  kernels::RopeAngles angles() const { return {cos_.first(count()), sin_.first(count())}; }
+
+ private:
+  int32_t ratio_;
+  std::vector<int64_t> entries_;
+  std::vector<int64_t> positions_;
+  std::vector<int32_t> sequences_;
+  RowBuffer<float> cos_;
+  RowBuffer<float> sin_;
+};
+
+}  // namespace galley::model
