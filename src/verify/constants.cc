@@ -51,8 +51,8 @@ Result<void> check_rows(Context& context, const GoldenFile& file, const std::str
   std::vector<int64_t> rows(expected->values.size());
   const Prompt prompt = prompt_of(one, nullptr);
   for (int32_t index = 0; index < hash.layer_count(); ++index) {
-    hash.rows(index, prompt.tokens, prompt.in_image, {}, {}, rows.data() + index * columns,
-              hash.layer_count() * columns);
+    hash.rows(index, {.tokens = prompt.tokens, .dead = prompt.in_image}, 0, length,
+              {rows.data() + index * columns, length, columns, hash.layer_count() * columns});
   }
   context.report.judge_equal(kConstants, tensor, count_different(rows, *expected, 0),
                              static_cast<int64_t>(rows.size()));

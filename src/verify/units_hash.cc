@@ -110,8 +110,11 @@ Result<void> check_hash(UnitsContext& context, const std::string& name, const js
     const Table<int64_t>& expected = masked ? rows_masked : rows_alive;
     std::vector<int64_t> rows(expected.values.size());
     for (int32_t index = 0; index < layers; ++index) {
-      hash.rows(index, tokens, masked ? std::span<const uint8_t>(dead) : std::span<const uint8_t>(),
-                {}, {}, rows.data() + index * columns, layers * columns);
+      model::EngramTokens view{.tokens = tokens};
+      if (masked) view.dead = dead;
+      const auto length = std::ssize(tokens);
+      hash.rows(index, view, 0, length,
+                {rows.data() + index * columns, length, columns, layers * columns});
     }
     int64_t different = 0;
     for (size_t i = 0; i < rows.size(); ++i) different += rows[i] != expected.values[i];
