@@ -2,12 +2,25 @@
 
 #include <utility>
 
+#include "model/compressed_ids.h"
+#include "model/tokenizer.h"
+
 namespace galley::model {
 
 Model::Model(Checkpoint checkpoint, ModelWeights weights, EngramHash engram_hash)
     : checkpoint_(std::move(checkpoint)),
       weights_(std::move(weights)),
       engram_hash_(std::move(engram_hash)) {}
+
+Result<std::unique_ptr<Model>> Model::open(const std::string& directory) {
+  Checkpoint checkpoint = TRY(Checkpoint::open(directory));
+  const Config& config = checkpoint.config();
+  if (config.engram.layer_ids.empty()) return create(std::move(checkpoint), {});
+  const Tokenizer tokenizer = TRY(Tokenizer::open(directory));
+  CompressedIds ids =
+      TRY(compressed_ids(tokenizer, config.vocab_size, config.engram.compressed_vocab_size));
+  return create(std::move(checkpoint), std::move(ids.class_of));
+}
 
 Result<std::unique_ptr<Model>> Model::create(Checkpoint checkpoint,
                                              std::vector<int32_t> compressed_ids) {
