@@ -4,9 +4,11 @@
 #include "model/checkpoint.h"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <chrono>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
@@ -370,6 +372,27 @@ TEST_F(CheckpointTest, AcceptsTheKnownAlternatives) {
   const auto checkpoint = Checkpoint::open(directory_);
   EXPECT_EQ(checkpoint->tensor("norm.weight").dtype, DType::kF32);
   EXPECT_EQ(checkpoint->tensor("vision.patch_embed.proj.weight").shape, (Shape{64, 588}));
+}
+
+// The released model in full size: 510 GB of holes. The limits are promises of the program,
+// measured on two busy cores: 0.5 s and 90 MB.
+TEST_F(CheckpointTest, FullSizeOpensQuicklyAndSmall) {
+  auto plan = CheckpointPlan::of_config(released_config_json(), 48);
+  ASSERT_TRUE(plan) << plan.error().message;
+  EXPECT_EQ(plan->shards.size(), 48U);
+  const auto written = plan->write(directory_);
+  if (!written) GTEST_SKIP() << "no room for sparse files: " << written.error().message;
+  const auto start = std::chrono::steady_clock::now();
+  const auto checkpoint = Checkpoint::open(directory_);
+  const std::chrono::duration<double> took = std::chrono::steady_clock::now() - start;
+  ASSERT_TRUE(checkpoint) << checkpoint.error().message;
+  EXPECT_EQ(checkpoint->tensors().size(), 96'085U);
+  struct rusage usage = {};
+  ASSERT_EQ(::getrusage(RUSAGE_SELF, &usage), 0);
+#ifdef NDEBUG  // sanitizers cost more of both
+  EXPECT_LT(took.count(), 5.0);
+  EXPECT_LT(usage.ru_maxrss, 1 << 20);  // in KiB
+#endif
 }
 
 // Counts of spec/model.md 2.

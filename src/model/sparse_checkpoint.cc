@@ -71,23 +71,37 @@ std::string safetensors_header(const std::vector<PlannedTensor>& tensors) {
 Result<CheckpointPlan> CheckpointPlan::of_config(std::string config_json, int32_t shard_count) {
   const Config config = TRY(parse_config(config_json));
   const std::vector<ExpectedTensor> expected = expected_tensors(config);
-  std::vector<PlannedTensor> all;
-  all.reserve(expected.size());
-  int64_t total_bytes = 0;
+  // As in the release, each Engram layer has a shard of its own at the end, if there are enough.
+  const auto engram_layers = static_cast<int32_t>(config.engram.layer_ids.size());
+  const bool apart = engram_layers > 0 && shard_count > engram_layers;
+  const int32_t shared_count = apart ? shard_count - engram_layers : shard_count;
+  const auto is_apart = [&](const ExpectedTensor& tensor) {
+    return apart && (tensor.part == Part::kEngramTables || tensor.part == Part::kEngramProjections);
+  };
+  const auto size_of = [](const ExpectedTensor& tensor) {
+    return tensor.shape.elements() * dtype_bytes(default_dtype(tensor.storage));
+  };
+  int64_t shared_bytes = 0;
   for (const ExpectedTensor& tensor : expected) {
-    const DType dtype = default_dtype(tensor.storage);
-    const int64_t bytes = tensor.shape.elements() * dtype_bytes(dtype);
-    all.push_back({tensor.name, std::string(dtype_name(dtype)), tensor.shape, bytes});
-    total_bytes += bytes;
+    if (!is_apart(tensor)) shared_bytes += size_of(tensor);
   }
   CheckpointPlan plan;
   plan.config_json = std::move(config_json);
   int64_t placed_bytes = 0;
-  for (PlannedTensor& tensor : all) {
-    const int64_t per_shard = total_bytes / shard_count + 1;
-    const auto shard = static_cast<int32_t>(placed_bytes / per_shard);
-    placed_bytes += tensor.size_bytes;
-    plan.shards[shard_name(shard + 1, shard_count)].push_back(std::move(tensor));
+  for (const ExpectedTensor& tensor : expected) {
+    const int64_t bytes = size_of(tensor);
+    auto shard = static_cast<int32_t>(placed_bytes / (shared_bytes / shared_count + 1));
+    if (is_apart(tensor)) {
+      const auto id = std::find_if(
+          config.engram.layer_ids.begin(), config.engram.layer_ids.end(), [&](int32_t layer) {
+            return tensor.name.starts_with("layers." + std::to_string(layer) + ".");
+          });
+      shard = shared_count + static_cast<int32_t>(id - config.engram.layer_ids.begin());
+    } else {
+      placed_bytes += bytes;
+    }
+    plan.shards[shard_name(shard + 1, shard_count)].push_back(
+        {tensor.name, std::string(dtype_name(default_dtype(tensor.storage))), tensor.shape, bytes});
   }
   for (auto& [name, tensors] : plan.shards) {
     // Wide elements first, so that every tensor is aligned to its own.

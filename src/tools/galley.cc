@@ -17,6 +17,7 @@ struct Verb {
 
 // In the order in which --help lists them; a verb enters with its file.
 constexpr Verb kVerbs[] = {
+    {"doctor", "what a model needs, what fits here, whether its files are whole", run_doctor},
     {"tokenize", "text or messages to token ids and back", run_tokenize},
 };
 
