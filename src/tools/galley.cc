@@ -19,6 +19,7 @@ struct Verb {
 constexpr Verb kVerbs[] = {
     {"doctor", "what a model needs, what fits here, whether its files are whole", run_doctor},
     {"tokenize", "text or messages to token ids and back", run_tokenize},
+    {"verify", "compare with DeepSeek's reference code on golden directories", run_verify},
 };
 
 void print_help(std::FILE* out) {
