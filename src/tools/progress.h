@@ -30,6 +30,9 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
+  // That many of what is done were done before, and say nothing about the rate.
+  void skip(int64_t count) { options_.begin += count; }
+
   // `extra` follows the rate, e.g. tokens per second.
   void update(int64_t done, const std::string& extra = "");
   // Draws the last state and goes to the next line.

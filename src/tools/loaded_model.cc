@@ -1,0 +1,62 @@
+#include "tools/loaded_model.h"
+
+#include <sys/resource.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace galley::tools {
+
+void add_engine_settings(Command& command, EngineSettings& settings) {
+  command
+      .setting("--context", settings.context,
+               "Longest sequence in tokens; 0 = the model's, at most 16384")
+      .range(0, 1e9)
+      .value_name("N");
+  command.setting("--rows", settings.rows, "Tokens of one step, prompts are cut to fit")
+      .range(1, 65536)
+      .value_name("N");
+  command
+      .setting("--replay", settings.replay,
+               "Decoder replay in prefill: off (exact, twice the work), a, b, c (see docs)")
+      .choices({"off", "a", "b", "c"})
+      .value_name("WHICH");
+}
+
+Result<model::DecoderReplay> parse_replay(const std::string& name) {
+  if (name == "off") return model::DecoderReplay::kOff;
+  if (name == "a") return model::DecoderReplay::kLayerWhole;
+  if (name == "b") return model::DecoderReplay::kWindowAndGlobal;
+  if (name == "c") return model::DecoderReplay::kGlobalOnly;
+  return Error{ErrorCode::kInvalid, "no decoder replay \"" + name + "\""};
+}
+
+Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const ModelSettings& settings) {
+  const std::string directory = TRY(find_model(settings.model));
+  model::Tokenizer tokenizer = TRY(model::Tokenizer::open(directory));
+  std::unique_ptr<LoadedModel> loaded(new LoadedModel(std::move(tokenizer)));
+  loaded->directory_ = directory;
+  loaded->codec_ = TRY(serve::ChatCodec::create(loaded->tokenizer_));
+  loaded->backend_ = TRY(make_backend(settings.backend, settings.threads));
+  loaded->model_ = TRY(model::Model::open(directory));
+  return loaded;
+}
+
+Result<void> LoadedModel::start_engine(const EngineSettings& settings) {
+  const int64_t context =
+      settings.context > 0 ? settings.context : std::min(kDefaultContext, config().positions_max);
+  engine::GeneratorOptions options =
+      engine::generator_options(config(), settings.sequences, settings.rows, context);
+  options.replay = TRY(parse_replay(settings.replay));
+  executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
+  generator_ = std::make_unique<engine::Generator>(*executor_, options);
+  return {};
+}
+
+int64_t peak_memory_bytes() {
+  struct rusage usage = {};
+  ::getrusage(RUSAGE_SELF, &usage);
+  return int64_t{usage.ru_maxrss} * 1024;
+}
+
+}  // namespace galley::tools
