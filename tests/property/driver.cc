@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/check.h"
+#include "kernels/fast/fast_ops.h"
 #include "kernels/plain/plain_ops.h"
 
 namespace galley::testing {
@@ -16,11 +17,22 @@ std::unique_ptr<model::Model> golden_model(const std::string& name) {
   return std::move(opened).value();
 }
 
-std::vector<std::string> ops_names() { return {"plain"}; }
+std::vector<std::string> ops_names() {
+  std::vector<std::string> names = {"plain"};
+  for (const kernels::Isa isa : {kernels::Isa::kAvx2, kernels::Isa::kAvx512Bf16}) {
+    if (kernels::machine_has(isa)) names.push_back("fast-" + std::string(kernels::isa_name(isa)));
+  }
+  return names;
+}
 
 std::unique_ptr<kernels::Ops> make_ops(const std::string& name, ThreadPool& pool) {
-  CHECK(name == "plain");
-  return kernels::make_plain_ops(pool);
+  if (name == "plain") return kernels::make_plain_ops(pool);
+  for (const kernels::Isa isa : {kernels::Isa::kAvx2, kernels::Isa::kAvx512Bf16}) {
+    if (name == "fast-" + std::string(kernels::isa_name(isa))) {
+      return kernels::make_fast_ops(pool, isa);
+    }
+  }
+  CHECK(false);
 }
 
 Driver::Driver(const model::Model& model, const DriverOptions& options)
