@@ -21,6 +21,7 @@ constexpr Verb kVerbs[] = {
     {"batch", "answer a file of requests, resumable", run_batch},
     {"doctor", "what a model needs, what fits here, whether its files are whole", run_doctor},
     {"tokenize", "text or messages to token ids and back", run_tokenize},
+    {"verify", "compare with DeepSeek's reference code on golden directories", run_verify},
 };
 
 void print_help(std::FILE* out) {

@@ -37,7 +37,7 @@ int run_verify(int argc, char** argv) {
       "backend, production for the others. Exit 0: all within limits, 1: a deviation or a file\n"
       "that cannot be read, 2: no limits to judge by.");
   std::string directory;
-  std::string backend_name = "plain";
+  std::string backend_name = "fast";
   int32_t threads = 0;
   bool as_json = false;
   command.argument("DIR", directory, "a golden directory, or a folder of several").required();
