@@ -19,6 +19,7 @@ struct Verb {
 constexpr Verb kVerbs[] = {
     {"run", "generate from a prompt, streaming", run_run},
     {"batch", "answer a file of requests, resumable", run_batch},
+    {"eval", "bits per byte of texts, accuracy on task sets", run_eval},
     {"doctor", "what a model needs, what fits here, whether its files are whole", run_doctor},
     {"tokenize", "text or messages to token ids and back", run_tokenize},
     {"verify", "compare with DeepSeek's reference code on golden directories", run_verify},

@@ -78,6 +78,12 @@ void Progress::update(int64_t done, const std::string& extra) {
   draw(describe(done, extra));
 }
 
+void Progress::clear() {
+  if (!terminal_ || drawn_width_ == 0) return;
+  std::fprintf(stderr, "\r%s\r", std::string(drawn_width_, ' ').c_str());
+  drawn_width_ = 0;
+}
+
 void Progress::finish(int64_t done, const std::string& extra) {
   if (!terminal_ && !options_.wanted) return;
   draw(describe(done, extra));

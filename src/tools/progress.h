@@ -35,6 +35,8 @@ class Progress {
 
   // `extra` follows the rate, e.g. tokens per second.
   void update(int64_t done, const std::string& extra = "");
+  // Takes the line off a terminal, so that something else can be printed.
+  void clear();
   // Draws the last state and goes to the next line.
   void finish(int64_t done, const std::string& extra = "");
 
