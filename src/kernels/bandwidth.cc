@@ -37,8 +37,7 @@ Result<double> read_bandwidth(ThreadPool& pool, int64_t bytes, int passes) {
   constexpr int64_t kPart = int64_t{4} << 20;
   const int64_t parts = std::max<int64_t>(1, bytes / kPart);
   const auto size = static_cast<size_t>(parts * kPart);
-  void* memory =
-      ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  void* memory = ::mmap(nullptr, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (memory == MAP_FAILED) {
     return Error{ErrorCode::kExhausted,
                  "no memory for a bandwidth buffer of " + std::to_string(size) + " bytes"};

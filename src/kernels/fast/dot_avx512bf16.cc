@@ -9,11 +9,10 @@
 #include <immintrin.h>
 
 #include <algorithm>
-#include <array>
-#include <bit>
 #include <cstring>
 
 #include "base/check.h"
+#include "kernels/fast/codes_avx512.h"
 #include "kernels/fast/dot.h"
 #include "kernels/fast/fold_avx512.h"
 #include "kernels/fast/quantise.h"
@@ -22,116 +21,9 @@
 namespace galley::kernels::GALLEY_ISA {
 namespace {
 
-// Rows of x up to which weights are unpacked in registers, once per call.
-constexpr int64_t kFusedRows = 3;
+// Rows of x that share weights unpacked in registers.
+constexpr int64_t kFusedRows = 8;
 constexpr int64_t kPanelOutputs = 16;
-constexpr int64_t kVectors = 4;  // of a chunk
-
-// --- tables ------------------------------------------------------------------
-
-struct Tables {
-  // bf16 bits of each E2M1 code, twice: vpermw reads five index bits, a code has four.
-  alignas(64) uint16_t fp4[32];
-  // Upper and lower byte of the bf16 of each E4M3 code without its sign.
-  alignas(64) uint8_t fp8_high[128];
-  alignas(64) uint8_t fp8_low[128];
-  // Natural group order to fp4 order: word 8 n + j is channel 4 j + n.
-  alignas(64) uint16_t fp4_order[32];
-  // Lane l of chunk j of four takes scale 4 j + l / 4.
-  alignas(64) uint32_t spread_scale[4][16];
-};
-
-constexpr uint16_t bf16_of_e4m3(unsigned code) {
-  const unsigned exponent = code >> 3;
-  const unsigned mantissa = code & 7U;
-  if (code == 127) return 0x7FC0;
-  if (exponent != 0) return static_cast<uint16_t>(((exponent + 120) << 7) | (mantissa << 4));
-  if (mantissa == 0) return 0;
-  // mantissa * 2^-9 normalised.
-  unsigned shift = 0;
-  while (((mantissa << shift) & 8U) == 0) ++shift;
-  return static_cast<uint16_t>(((121 - shift) << 7) | (((mantissa << shift) & 7U) << 4));
-}
-
-constexpr Tables make_tables() {
-  Tables t{};
-  constexpr uint16_t kMagnitude[8] = {0, 0x3F00, 0x3F80, 0x3FC0, 0x4000, 0x4040, 0x4080, 0x40C0};
-  for (unsigned i = 0; i < 32; ++i) {
-    t.fp4[i] = static_cast<uint16_t>(kMagnitude[i & 7U] | ((i & 8U) << 12));
-    t.fp4_order[8 * (i % 4) + i / 4] = static_cast<uint16_t>(i);
-  }
-  for (unsigned i = 0; i < 128; ++i) {
-    t.fp8_high[i] = static_cast<uint8_t>(bf16_of_e4m3(i) >> 8);
-    t.fp8_low[i] = static_cast<uint8_t>(bf16_of_e4m3(i) & 255U);
-  }
-  for (unsigned j = 0; j < 4; ++j) {
-    for (unsigned l = 0; l < 16; ++l) t.spread_scale[j][l] = 4 * j + l / 4;
-  }
-  return t;
-}
-
-constexpr Tables kTables = make_tables();
-
-GALLEY_INLINE __m512i load_table(const void* p) { return _mm512_load_si512(p); }
-
-// The bits of (1 << count) - 1 for count clamped to [0, 64].
-GALLEY_INLINE uint64_t first_bits(int64_t count) {
-  if (count <= 0) return 0;
-  return count >= 64 ? ~uint64_t{0} : (uint64_t{1} << count) - 1;
-}
-
-GALLEY_INLINE __m512 dot_pairs(__m512 sum, __m512i a, __m512i b) {
-  return _mm512_dpbf16_ps(sum, (__m512bh)a, (__m512bh)b);
-}
-
-// 16 UE8M0 bytes as f32: 0 is 2^-127, 255 is NaN.
-GALLEY_INLINE __m512 decode_scales(__m128i bytes) {
-  const __m512i b = _mm512_cvtepu8_epi32(bytes);
-  const __m512i shifted = _mm512_slli_epi32(b, 23);
-  const __mmask16 ends = _mm512_cmpeq_epi32_mask(
-      _mm512_and_si512(_mm512_add_epi32(b, _mm512_set1_epi32(1)), _mm512_set1_epi32(0xFE)),
-      _mm512_setzero_si512());  // b = 0 or 255
-  return _mm512_castsi512_ps(
-      _mm512_mask_or_epi32(shifted, ends, shifted, _mm512_set1_epi32(0x400000)));
-}
-
-// --- unpacking a chunk ---------------------------------------------------------
-
-struct Chunk {
-  __m512i v[kVectors];
-};
-
-GALLEY_INLINE Chunk unpack_fp4(__m512i raw, __m512i table) {
-  return {{_mm512_permutexvar_epi16(raw, table),
-           _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 4), table),
-           _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 8), table),
-           _mm512_permutexvar_epi16(_mm512_srli_epi16(raw, 12), table)}};
-}
-
-struct Fp8Table {
-  __m512i high0, high1, low0, low1;
-};
-
-GALLEY_INLINE Fp8Table load_fp8_table() {
-  return {load_table(kTables.fp8_high), load_table(kTables.fp8_high + 64),
-          load_table(kTables.fp8_low), load_table(kTables.fp8_low + 64)};
-}
-
-// Bytes of group g to 128-bit block g of every vector.
-GALLEY_INLINE Chunk unpack_fp8(__m512i first, __m512i second, const Fp8Table& t) {
-  const __m512i a = _mm512_shuffle_i64x2(first, second, 0x88);
-  const __m512i b = _mm512_shuffle_i64x2(first, second, 0xDD);
-  const __m512i sign = _mm512_set1_epi8(static_cast<char>(0x80));
-  const __m512i a_low = _mm512_permutex2var_epi8(t.low0, a, t.low1);
-  const __m512i b_low = _mm512_permutex2var_epi8(t.low0, b, t.low1);
-  // high | (code & sign)
-  const __m512i a_high =
-      _mm512_ternarylogic_epi32(_mm512_permutex2var_epi8(t.high0, a, t.high1), a, sign, 0xF8);
-  const __m512i b_high =
-      _mm512_ternarylogic_epi32(_mm512_permutex2var_epi8(t.high0, b, t.high1), b, sign, 0xF8);
-  return {{_mm512_unpacklo_epi8(a_low, a_high), _mm512_unpackhi_epi8(a_low, a_high),
-           _mm512_unpacklo_epi8(b_low, b_high), _mm512_unpackhi_epi8(b_low, b_high)}};
-}
 
 // --- a few rows: weights unpacked in registers -----------------------------------
 
@@ -149,100 +41,174 @@ struct RowsOfX {
   int64_t stride;
 };
 
+// Chunks [begin, end) of `chunks`; lanes wait in `carry` between two such spans.
+struct Span {
+  int64_t begin;
+  int64_t end;
+  int64_t chunks;
+  float* carry;  // [R][C][16]
+};
+
 template <int R, int C>
-void fused_fp4(const uint8_t* w, const uint8_t* scale, int64_t k, const RowsOfX& rows) {
+GALLEY_INLINE void start_sums(__m512 (&sum)[R][C], const Span& span) {
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) {
+    sum[i / C][i % C] = span.begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(span.carry + 16 * i);
+  }
+}
+
+template <int R, int C>
+GALLEY_INLINE void finish_sums(const __m512 (&sum)[R][C], const Span& span, const RowsOfX& rows) {
+  if (span.end == span.chunks) {
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) fold_and_store<C>(sum[r], rows.sums + r * rows.stride);
+    return;
+  }
+#pragma GCC unroll 32
+  for (int i = 0; i < R * C; ++i) _mm512_store_ps(span.carry + 16 * i, sum[i / C][i % C]);
+}
+
+// Adds one chunk of C weight rows; kWhole: all of its 128 channels exist.
+template <int R, int C, bool kWhole>
+GALLEY_INLINE void add_fp4(__m512 (&sum)[R][C], const uint8_t* w, int64_t row_bytes, int64_t chunk,
+                           const __m512 (&scales)[C], __m512i spread, __m512i table,
+                           const uint16_t* const* x) {
+  Chunk unpacked[C];
+  __m512 s[C];
+#pragma GCC unroll 8
+  for (int c = 0; c < C; ++c) {
+    const uint8_t* at = w + c * row_bytes + 64 * chunk;
+    // The rows after these: the hardware follows lines, not rows.
+    _mm_prefetch(at + C * row_bytes, _MM_HINT_T0);
+    const __m512i raw = kWhole ? _mm512_loadu_si512(at)
+                               : _mm512_maskz_loadu_epi8(first_bits(row_bytes - 64 * chunk), at);
+    unpacked[c] = unpack_fp4(raw, table);
+    s[c] = _mm512_permutexvar_ps(spread, scales[c]);
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      sum[r][c] = _mm512_fmadd_ps(chunk_dot(unpacked[c], x[r] + chunk * kChunk), s[c], sum[r][c]);
+    }
+  }
+}
+
+template <int R, int C>
+void fused_fp4(const uint8_t* w, const uint8_t* scale, int64_t k, const Span& span,
+               const RowsOfX& rows) {
   const int64_t row_bytes = k / 2;
   const int64_t blocks = (k + 31) / 32;
-  const int64_t chunks = (k + kChunk - 1) / kChunk;
   const __m512i table = load_table(kTables.fp4);
+  const uint16_t* x[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) x[r] = rows.x[r];
   __m512 sum[R][C];
-#pragma GCC unroll 16
-  for (int i = 0; i < R * C; ++i) sum[i / C][i % C] = _mm512_setzero_ps();
-  for (int64_t first = 0; first < chunks; first += 4) {
+  start_sums<R, C>(sum, span);
+  int64_t first = span.begin;  // a multiple of 4
+  for (; first + 4 <= span.end && (first + 4) * kChunk <= k; first += 4) {
+    __m512 scales[C];
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      scales[c] = decode_scales(
+          _mm_loadu_si128(reinterpret_cast<const __m128i*>(scale + c * blocks + 4 * first)));
+    }
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; ++j) {
+      add_fp4<R, C, true>(sum, w, row_bytes, first + j, scales, load_table(kTables.spread_scale[j]),
+                          table, x);
+    }
+  }
+  if (first < span.end) {
     __m512 scales[C];
     const auto some = static_cast<__mmask16>(first_bits(blocks - 4 * first));
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       scales[c] = decode_scales(_mm_maskz_loadu_epi8(some, scale + c * blocks + 4 * first));
     }
-    const int64_t end = std::min(first + 4, chunks);
-    for (int64_t chunk = first; chunk < end; ++chunk) {
+    for (int64_t chunk = first; chunk < span.end; ++chunk) {
       const __m512i spread = load_table(kTables.spread_scale[chunk - first]);
-      const uint64_t present = first_bits(row_bytes - 64 * chunk);
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) {
-        const uint8_t* at = w + c * row_bytes + 64 * chunk;
-        // The block of rows after this one: the hardware follows lines, not rows.
-        _mm_prefetch(at + C * row_bytes, _MM_HINT_T0);
-        const Chunk unpacked = unpack_fp4(_mm512_maskz_loadu_epi8(present, at), table);
-        const __m512 s = _mm512_permutexvar_ps(spread, scales[c]);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-          sum[r][c] =
-              _mm512_fmadd_ps(chunk_dot(unpacked, rows.x[r] + chunk * kChunk), s, sum[r][c]);
-        }
+      if ((chunk + 1) * kChunk <= k) {
+        add_fp4<R, C, true>(sum, w, row_bytes, chunk, scales, spread, table, x);
+      } else {
+        add_fp4<R, C, false>(sum, w, row_bytes, chunk, scales, spread, table, x);
       }
     }
   }
+  finish_sums<R, C>(sum, span, rows);
+}
+
+template <int R, int C, bool kWhole>
+GALLEY_INLINE void add_fp8(__m512 (&sum)[R][C], const uint8_t* w, int64_t k, int64_t chunk,
+                           const float* scales, const Fp8Table& table, const uint16_t* const* x) {
+  const __m512 s = _mm512_load_ps(scales + 16 * chunk);
+  Chunk unpacked[C];
 #pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) fold_and_store<C>(sum[r], rows.sums + r * rows.stride);
+  for (int c = 0; c < C; ++c) {
+    const uint8_t* at = w + c * k + kChunk * chunk;
+    _mm_prefetch(at + C * k, _MM_HINT_T0);
+    _mm_prefetch(at + C * k + 64, _MM_HINT_T0);
+    if constexpr (kWhole) {
+      unpacked[c] = unpack_fp8(_mm512_loadu_si512(at), _mm512_loadu_si512(at + 64), table);
+    } else {
+      const int64_t left = k - kChunk * chunk;
+      unpacked[c] = unpack_fp8(_mm512_maskz_loadu_epi8(first_bits(left), at),
+                               _mm512_maskz_loadu_epi8(first_bits(left - 64), at + 64), table);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+    for (int c = 0; c < C; ++c) {
+      sum[r][c] = _mm512_fmadd_ps(chunk_dot(unpacked[c], x[r] + chunk * kChunk), s, sum[r][c]);
+    }
+  }
 }
 
 // `scales`: one vector a chunk, of the tile these rows lie in.
 template <int R, int C>
-void fused_fp8(const uint8_t* w, const float* scales, int64_t k, const RowsOfX& rows) {
-  const int64_t chunks = (k + kChunk - 1) / kChunk;
+void fused_fp8(const uint8_t* w, const float* scales, int64_t k, const Span& span,
+               const RowsOfX& rows) {
   const Fp8Table table = load_fp8_table();
+  const uint16_t* x[R];
+#pragma GCC unroll 8
+  for (int r = 0; r < R; ++r) x[r] = rows.x[r];
   __m512 sum[R][C];
-#pragma GCC unroll 16
-  for (int i = 0; i < R * C; ++i) sum[i / C][i % C] = _mm512_setzero_ps();
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
-    const __m512 s = _mm512_load_ps(scales + 16 * chunk);
-    const uint64_t first = first_bits(k - kChunk * chunk);
-    const uint64_t second = first_bits(k - kChunk * chunk - 64);
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      const uint8_t* at = w + c * k + kChunk * chunk;
-      _mm_prefetch(at + C * k, _MM_HINT_T0);
-      _mm_prefetch(at + C * k + 64, _MM_HINT_T0);
-      const Chunk unpacked = unpack_fp8(_mm512_maskz_loadu_epi8(first, at),
-                                        _mm512_maskz_loadu_epi8(second, at + 64), table);
-#pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        sum[r][c] = _mm512_fmadd_ps(chunk_dot(unpacked, rows.x[r] + chunk * kChunk), s, sum[r][c]);
-      }
-    }
+  start_sums<R, C>(sum, span);
+  int64_t chunk = span.begin;
+  for (; chunk < span.end && (chunk + 1) * kChunk <= k; ++chunk) {
+    add_fp8<R, C, true>(sum, w, k, chunk, scales, table, x);
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) fold_and_store<C>(sum[r], rows.sums + r * rows.stride);
+  for (; chunk < span.end; ++chunk) add_fp8<R, C, false>(sum, w, k, chunk, scales, table, x);
+  finish_sums<R, C>(sum, span, rows);
 }
 
 template <int R, int C>
-void fused_bf16(const uint16_t* w, int64_t k, const RowsOfX& rows) {
-  const int64_t chunks = (k + kChunk - 1) / kChunk;
+void fused_bf16(const uint16_t* w, int64_t k, const Span& span, const RowsOfX& rows) {
   __m512 sum[R][C];
-#pragma GCC unroll 16
-  for (int i = 0; i < R * C; ++i) sum[i / C][i % C] = _mm512_setzero_ps();
-  for (int64_t chunk = 0; chunk < chunks; ++chunk) {
+  start_sums<R, C>(sum, span);
+  for (int64_t chunk = span.begin; chunk < span.end; ++chunk) {
     const int64_t left = k - kChunk * chunk;
+    Chunk loaded[C];
 #pragma GCC unroll 8
     for (int c = 0; c < C; ++c) {
       const uint16_t* at = w + c * k + kChunk * chunk;
-      Chunk loaded;
 #pragma GCC unroll 4
       for (int n = 0; n < kVectors; ++n) {
         _mm_prefetch(reinterpret_cast<const char*>(at + C * k + 32 * n), _MM_HINT_T0);
-        loaded.v[n] = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(first_bits(left - 32 * n)),
-                                               at + 32 * n);
+        loaded[c].v[n] = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(first_bits(left - 32 * n)),
+                                                  at + 32 * n);
       }
+    }
 #pragma GCC unroll 8
-      for (int r = 0; r < R; ++r) {
-        sum[r][c] = _mm512_add_ps(sum[r][c], chunk_dot(loaded, rows.x[r] + chunk * kChunk));
+    for (int r = 0; r < R; ++r) {
+#pragma GCC unroll 8
+      for (int c = 0; c < C; ++c) {
+        sum[r][c] = _mm512_add_ps(sum[r][c], chunk_dot(loaded[c], rows.x[r] + chunk * kChunk));
       }
     }
   }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) fold_and_store<C>(sum[r], rows.sums + r * rows.stride);
+  finish_sums<R, C>(sum, span, rows);
 }
 
 // --- many rows: a panel of weights as bf16, register tiles over it -----------------
@@ -319,10 +285,12 @@ template <bool kScaled>
 void multiply_panel(const Panel& panel, const uint16_t* const* x, int64_t row_count, float* sums,
                     int64_t stride) {
   int64_t r = 0;
-  for (; r + 3 <= row_count; r += 3) {
+  for (; r + 3 <= row_count && row_count - r != 4; r += 3) {
     panel_rows<3, kScaled>(panel, {x + r, sums + r * stride, stride});
   }
-  if (row_count - r == 2) panel_rows<2, kScaled>(panel, {x + r, sums + r * stride, stride});
+  for (; r + 2 <= row_count; r += 2) {  // four left make two twos: a lone row is dear
+    panel_rows<2, kScaled>(panel, {x + r, sums + r * stride, stride});
+  }
   if (row_count - r == 1) panel_rows<1, kScaled>(panel, {x + r, sums + r * stride, stride});
 }
 
@@ -392,37 +360,43 @@ GALLEY_INLINE void for_outputs(int64_t count, Body&& body) {
   for (; o < count; ++o) body(std::integral_constant<int, 1>{}, o);
 }
 
+// Outputs whose lanes are carried from one span of K to the next.
+constexpr int64_t kCarriedOutputs = 32;
+
 template <int R>
 void fused(const WeightView& weight, int64_t begin, int64_t count, const RowsOfX& rows,
            fast::Scratch& scratch) {
   constexpr int C = R == 1 ? 4 : 2;
   const int64_t k = weight.in;
   const int64_t blocks = (k + 31) / 32;
+  const int64_t chunks = (k + kChunk - 1) / kChunk;
+  // Spans of K so short that R rows of x stay in the first cache.
+  const int64_t span_chunks = R <= 2 || chunks <= 12 ? chunks : 8;
   const auto* bytes = static_cast<const uint8_t*>(weight.data);
-  RowsOfX at = rows;
-  if (weight.format == WeightFormat::kFp4Row32) {
-    for_outputs<C>(count, [&](auto c, int64_t o) {
-      at.sums = rows.sums + o;
-      fused_fp4<R, decltype(c)::value>(bytes + (begin + o) * (k / 2),
-                                       weight.scale + (begin + o) * blocks, k, at);
-    });
-  } else if (weight.format == WeightFormat::kBf16) {
-    for_outputs<C>(count, [&](auto c, int64_t o) {
-      at.sums = rows.sums + o;
-      fused_bf16<R, decltype(c)::value>(static_cast<const uint16_t*>(weight.data) + (begin + o) * k,
-                                        k, at);
-    });
-  } else {
-    float* scales = scratch.get<float>(kDotScale, (blocks + 3) / 4 * 16);
-    for (int64_t first = begin; first < begin + count;) {
-      const int64_t end = std::min(begin + count, (first / 32 + 1) * 32);
+  float* scales = scratch.get<float>(kDotScale, chunks * 16);
+  float* carry = scratch.get<float>(kDotPanel, kCarriedOutputs * R * 16);
+  for (int64_t first = begin; first < begin + count;) {
+    const int64_t end = std::min(begin + count, (first / kCarriedOutputs + 1) * kCarriedOutputs);
+    if (weight.format == WeightFormat::kFp8Tile32) {
       spread_scales(weight.scale + first / 32 * blocks, blocks, 1, scales);
-      for_outputs<C>(end - first, [&](auto c, int64_t o) {
-        at.sums = rows.sums + (first - begin) + o;
-        fused_fp8<R, decltype(c)::value>(bytes + (first + o) * k, scales, k, at);
-      });
-      first = end;
     }
+    for (int64_t chunk = 0; chunk < chunks; chunk += span_chunks) {
+      for_outputs<C>(end - first, [&](auto outputs, int64_t o) {
+        constexpr int kOutputs = decltype(outputs)::value;
+        const Span span = {chunk, std::min(chunks, chunk + span_chunks), chunks,
+                           carry + o * R * 16};
+        const RowsOfX at = {rows.x, rows.sums + (first - begin) + o, rows.stride};
+        const int64_t row = first + o;
+        if (weight.format == WeightFormat::kFp4Row32) {
+          fused_fp4<R, kOutputs>(bytes + row * (k / 2), weight.scale + row * blocks, k, span, at);
+        } else if (weight.format == WeightFormat::kFp8Tile32) {
+          fused_fp8<R, kOutputs>(bytes + row * k, scales, k, span, at);
+        } else {
+          fused_bf16<R, kOutputs>(static_cast<const uint16_t*>(weight.data) + row * k, k, span, at);
+        }
+      });
+    }
+    first = end;
   }
 }
 
@@ -485,6 +459,29 @@ void f32_rows(const WeightView& weight, int64_t begin, int64_t count, const uint
   }
 }
 
+void few_rows(const WeightView& weight, int64_t begin, int64_t count, const RowsOfX& rows,
+              int64_t row_count, fast::Scratch& scratch) {
+  static_assert(kFusedRows == 8);
+  switch (row_count) {
+    case 1:
+      return fused<1>(weight, begin, count, rows, scratch);
+    case 2:
+      return fused<2>(weight, begin, count, rows, scratch);
+    case 3:
+      return fused<3>(weight, begin, count, rows, scratch);
+    case 4:
+      return fused<4>(weight, begin, count, rows, scratch);
+    case 5:
+      return fused<5>(weight, begin, count, rows, scratch);
+    case 6:
+      return fused<6>(weight, begin, count, rows, scratch);
+    case 7:
+      return fused<7>(weight, begin, count, rows, scratch);
+    default:
+      return fused<8>(weight, begin, count, rows, scratch);
+  }
+}
+
 }  // namespace
 
 void dot(const WeightView& weight, int64_t begin, int64_t count, const Operand* const* x,
@@ -494,11 +491,21 @@ void dot(const WeightView& weight, int64_t begin, int64_t count, const Operand* 
     f32_rows(weight, begin, count, x, rows, sums, sum_stride);
     return;
   }
-  const RowsOfX all = {x, sums, sum_stride};
-  if (rows == 1) return fused<1>(weight, begin, count, all, scratch);
-  if (rows == 2) return fused<2>(weight, begin, count, all, scratch);
-  if (rows == kFusedRows) return fused<3>(weight, begin, count, all, scratch);
-  many_rows(weight, begin, count, x, rows, sums, sum_stride, scratch);
+  const bool long_rows = weight.in >= 1024;
+  // Up to eight rows in registers, fp4 of long rows up to twice eight; panels pay sooner
+  // for short rows, whose folding they share better.
+  const int64_t fused_max = !long_rows                                 ? 5
+                            : weight.format == WeightFormat::kFp4Row32 ? 2 * kFusedRows
+                                                                       : kFusedRows;
+  if (rows > fused_max) {
+    many_rows(weight, begin, count, x, rows, sums, sum_stride, scratch);
+    return;
+  }
+  const int64_t half = rows <= kFusedRows ? rows : (rows + 1) / 2;
+  for (int64_t r = 0; r < rows; r += half) {
+    few_rows(weight, begin, count, {x + r, sums + r * sum_stride, sum_stride},
+             std::min(half, rows - r), scratch);
+  }
 }
 
 // --- activations ---------------------------------------------------------------------

@@ -3,7 +3,9 @@
 #include <algorithm>
 #include <cstring>
 
+#include "kernels/fast/codes.h"
 #include "kernels/fast/dot.h"
+#include "kernels/fast/quantise.h"
 #include "kernels/fast/simd.h"
 #include "kernels/number_formats.h"
 
@@ -69,6 +71,34 @@ GALLEY_INLINE void value_tile(const float* p, int64_t p_stride, const float* val
 }
 
 }  // namespace
+
+void read_window_record(const uint8_t* record, int64_t width, Operand* x) {
+  const uint8_t* scales = record + width;
+  for (int64_t at = 0; at < width; at += kLanes) {
+    const VecF scale = set(e8m0_to_f32(scales[at / 32]));
+    store(hn::Mul(decode_e4m3(load_bytes(record + at)), scale), x + at);
+  }
+}
+
+void read_global_record(const uint8_t* record, int64_t width, Operand* x) {
+  const uint8_t* scales = record + width / 2;
+  HWY_ALIGN uint8_t codes[16];
+  for (int64_t at = 0; at < width; at += 16) {
+    const VecF scale = set(e4m3_to_f32(scales[at / 16]));
+    for (int64_t i = 0; i < 8; ++i) {
+      const uint8_t pair = record[at / 2 + i];
+      codes[2 * i] = pair & 15U;
+      codes[2 * i + 1] = pair >> 4;
+    }
+    for (int64_t i = 0; i < 16; i += kLanes) {
+      const VecU code = load_bytes(codes + i);
+      const VecF magnitude = e2m1_magnitude(hn::And(code, hn::Set(kU32, 7)));
+      const VecU sign = hn::ShiftLeft<28>(hn::And(code, hn::Set(kU32, 8)));
+      const VecF value = hn::BitCast(kF32, hn::Or(hn::BitCast(kU32, magnitude), sign));
+      store(hn::Mul(value, scale), x + at + i);
+    }
+  }
+}
 
 void attention_scores(const Operand* q, int64_t heads, const Operand* keys, int64_t key_count,
                       int64_t width, float* scores, int64_t stride) {

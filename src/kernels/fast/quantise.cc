@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "kernels/fast/codes.h"
 #include "kernels/fast/simd.h"
 #include "kernels/number_formats.h"
 
@@ -77,13 +78,6 @@ GALLEY_INLINE VecF with_sign_of(VecF magnitude, VecF x) {
   return hn::BitCast(kF32, hn::Or(hn::BitCast(kU32, magnitude), sign_bits(x)));
 }
 
-GALLEY_INLINE VecF e2m1_magnitude(VecU code) {
-  const auto small = hn::Lt(code, hn::Set(kU32, 2));
-  const VecU bias = hn::IfThenElse(small, hn::Set(kU32, 127U << 23), hn::Set(kU32, 126U << 23));
-  const VecF value = hn::BitCast(kF32, hn::Add(hn::ShiftLeft<22>(code), bias));
-  return hn::Sub(value, hn::IfThenElseZero(hn::RebindMask(kF32, small), set(1.0F)));
-}
-
 // Two codes a byte, even channel low. `codes` has one byte a channel.
 GALLEY_INLINE void pack_nibbles(const uint8_t* codes, int64_t count, uint8_t* packed) {
   for (int64_t i = 0; i < count / 2; ++i) {
@@ -106,23 +100,6 @@ GALLEY_INLINE void encode_e2m1(const Bf16* x, int64_t count, uint8_t* packed, Di
   });
   pack_nibbles(codes, count, packed);
 }
-
-GALLEY_INLINE VecU load_bytes(const uint8_t* p) { return hn::PromoteTo(kU32, hn::LoadU(U8(), p)); }
-
-GALLEY_INLINE VecF decode_e4m3(VecU code) {
-  const VecU magnitude = hn::And(code, hn::Set(kU32, 0x7FU));
-  const auto small = hn::Lt(magnitude, hn::Set(kU32, 8));
-  const VecU bias = hn::IfThenElse(small, hn::Set(kU32, 121U << 23), hn::Set(kU32, 120U << 23));
-  const VecF value = hn::BitCast(kF32, hn::Add(hn::ShiftLeft<20>(magnitude), bias));
-  const VecF fixed = hn::Sub(value, hn::IfThenElseZero(hn::RebindMask(kF32, small), set(0x1p-6F)));
-  const auto nan = hn::RebindMask(kF32, hn::Eq(magnitude, hn::Set(kU32, 0x7FU)));
-  const VecF whole = hn::IfThenElse(nan, set(std::bit_cast<float>(0x7FC00000U)), fixed);
-  return hn::BitCast(kF32, hn::Or(hn::BitCast(kU32, whole),
-                                  hn::ShiftLeft<24>(hn::And(code, hn::Set(kU32, 0x80U)))));
-}
-
-GALLEY_INLINE void store_operand(VecF v, uint16_t* p) { hn::StoreU(upper_halves(v), U16(), p); }
-GALLEY_INLINE void store_operand(VecF v, float* p) { store(v, p); }
 
 }  // namespace
 
@@ -190,34 +167,6 @@ void write_index_record(const Bf16* x, int64_t width, uint8_t* record) {
     scales[at / kGroup] = code;
     const VecF inverse = set(inverse_scale(code));
     encode_e2m1(x + at, count, record + at / 2, [&](VecF v) { return hn::Mul(v, inverse); });
-  }
-}
-
-void read_window_record(const uint8_t* record, int64_t width, Operand* x) {
-  const uint8_t* scales = record + width;
-  for (int64_t at = 0; at < width; at += kLanes) {
-    const VecF scale = set(e8m0_to_f32(scales[at / kGroup]));
-    store_operand(hn::Mul(decode_e4m3(load_bytes(record + at)), scale), x + at);
-  }
-}
-
-void read_global_record(const uint8_t* record, int64_t width, Operand* x) {
-  const uint8_t* scales = record + width / 2;
-  HWY_ALIGN uint8_t codes[16];
-  for (int64_t at = 0; at < width; at += 16) {
-    const VecF scale = set(e4m3_to_f32(scales[at / 16]));
-    for (int64_t i = 0; i < 8; ++i) {
-      const uint8_t pair = record[at / 2 + i];
-      codes[2 * i] = pair & 15U;
-      codes[2 * i + 1] = pair >> 4;
-    }
-    for (int64_t i = 0; i < 16; i += kLanes) {
-      const VecU code = load_bytes(codes + i);
-      const VecF magnitude = e2m1_magnitude(hn::And(code, hn::Set(kU32, 7)));
-      const VecU sign = hn::ShiftLeft<28>(hn::And(code, hn::Set(kU32, 8)));
-      const VecF value = hn::BitCast(kF32, hn::Or(hn::BitCast(kU32, magnitude), sign));
-      store_operand(hn::Mul(value, scale), x + at + i);
-    }
   }
 }
 
