@@ -1,0 +1,191 @@
+"""run, tokenize, eval and the settings: what they print, what they refuse, how they exit."""
+
+import json
+import signal
+import time
+import unittest
+
+from galley_program import MODEL, SOURCE, GalleyTest
+
+VERBS = ["run", "batch", "eval", "tokenize", "verify", "doctor"]
+
+
+class Program(GalleyTest):
+    def test_help_and_version(self):
+        top = self.galley("--help")
+        self.assertEqual(top.returncode, 0)
+        for verb in VERBS:
+            self.assertIn(verb.encode(), top.stdout)
+        self.assertEqual(self.galley("--version").stdout.split()[0], b"galley")
+
+    def test_every_verb_explains_itself(self):
+        for verb in VERBS:
+            result = self.galley(verb, "--help")
+            self.assertEqual(result.returncode, 0, verb)
+            self.assertIn(b"Examples", result.stdout, verb)
+
+    def test_wrong_usage(self):
+        self.assertEqual(self.galley().returncode, 64)
+        self.assert_fails(self.galley("fly"), 64, "fly", "--help")
+        for verb in VERBS:
+            self.assert_fails(self.galley(verb, "--no-such-flag"), 64, verb, "--no-such-flag")
+
+
+class Settings(GalleyTest):
+    def test_order_and_where_each_came_from(self):
+        (self.folder / "galley.toml").write_text(
+            'model = "from-file"\n[run]\ntop-k = 7\ntemperature = 0.1\n')
+        shown = self.galley("run", "--show-config", "--seed", "5",
+                            env={"GALLEY_TEMPERATURE": "0.2"}).stdout.decode()
+        lines = {line.split("=")[0].strip(): line for line in shown.splitlines()[1:]}
+        self.assertIn('"from-file"', lines["model"])
+        self.assertIn("galley.toml line 1", lines["model"])
+        self.assertIn("galley.toml line 3", lines["top-k"])
+        self.assertIn("0.2", lines["temperature"])
+        self.assertIn("GALLEY_TEMPERATURE", lines["temperature"])
+        self.assertIn("flag --seed", lines["seed"])
+        self.assertIn("default", lines["min-p"])
+
+    def test_what_it_prints_is_a_settings_file(self):
+        shown = self.galley("run", "--show-config", "--top-k", "9").stdout
+        (self.folder / "again.toml").write_bytes(shown)
+        again = self.galley("run", "--show-config", "--config", "again.toml")
+        self.assertEqual(again.returncode, 0, again.stderr)
+        self.assertIn(b"top-k", again.stdout)
+        self.assertIn(b"again.toml line", again.stdout)
+
+    def test_wrong_settings(self):
+        self.assert_fails(self.galley("run", "x", env={"GALLEY_TOP_K": "many"}), 64, "GALLEY_TOP_K")
+        self.assert_fails(self.galley("run", "x", "-t", "-1"), 64, "temperature")
+        self.assert_fails(self.galley("run", "x", "--config", "none.toml"), 64, "none.toml")
+        self.assert_fails(self.galley("run", "x", "-m", MODEL, "--backend", "magic"), 1, "magic")
+
+
+class Run(GalleyTest):
+    def run_json(self, *arguments, **more):
+        result = self.galley("run", "-m", MODEL, "--json", *arguments, **more)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)
+
+    def test_streams_and_sums_up(self):
+        result = self.galley("run", "-m", MODEL, "Once", "upon", "-n", "20")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        result.stdout.decode()  # UTF-8 whatever the tokens
+        self.assertTrue(result.stdout.endswith(b"\n"))
+        summary = result.stderr.decode()
+        for word in ("prompt", "prefill", "decode", "first token", "peak memory"):
+            self.assertIn(word, summary)
+        self.assertEqual(self.galley("run", "-m", MODEL, "x", "-n", "2", "-q").stderr, b"")
+
+    def test_the_same_everywhere(self):
+        base = self.run_json("Once upon a time", "-n", "30", "--seed", "3")
+        self.assertEqual(len(base["ids"]), 30)
+        for more in (["--threads", "1"], ["--rows", "3"], ["--context", "100"]):
+            self.assertEqual(self.run_json("Once upon a time", "-n", "30", "--seed", "3", *more)["ids"],
+                             base["ids"], more)
+        other = self.run_json("Once upon a time", "-n", "30", "--seed", "4")
+        self.assertNotEqual(other["ids"], base["ids"])
+        greedy = [self.run_json("Once", "-t", "0", "-n", "20", "--seed", seed)["ids"]
+                  for seed in "12"]
+        self.assertEqual(*greedy)
+
+    def test_prompts_from_everywhere(self):
+        (self.folder / "p.txt").write_text("Once upon")
+        wanted = self.run_json("Once upon", "-t", "0", "-n", "5")["ids"]
+        self.assertEqual(self.run_json("--file", "p.txt", "-t", "0", "-n", "5")["ids"], wanted)
+        self.assertEqual(self.run_json("-", "-t", "0", "-n", "5", stdin=b"Once upon")["ids"], wanted)
+        self.assertEqual(self.run_json("-t", "0", "-n", "5", stdin=b"Once upon")["ids"], wanted)
+        ids = json.loads(self.galley("tokenize", "-m", MODEL, "-b", "--json", "Once upon").stdout)
+        listed = ",".join(map(str, ids["ids"]))
+        self.assertEqual(self.run_json("--ids", listed, "-t", "0", "-n", "5")["ids"], wanted)
+
+    def test_refusals(self):
+        def refused(*arguments, code=1, words=(), **more):
+            self.assert_fails(self.galley("run", *arguments, **more), code, *words)
+        refused("x", words=["models/nano", "--model"])
+        refused("x", "-m", "nowhere", words=["nowhere"])
+        refused("x", "-m", self.folder, words=[str(self.folder)])  # a folder without a model
+        refused("x", "-m", MODEL, "--file", "y", code=64)
+        refused("-m", MODEL, "--file", "absent.txt", words=["absent.txt"])
+        refused("-m", MODEL, "--ids", "1,two", words=["two"])
+        refused("-m", MODEL, "--ids", "999999", words=["999999"])
+        refused("x", "-m", MODEL, "--system", "s", code=64, words=["--chat"])
+        refused("-m", MODEL, stdin=b"\xff\xfe", words=["UTF-8"])
+        refused("-m", MODEL, "--context", "16", stdin=b"word " * 100, words=["context"])
+        (self.folder / "m.json").write_text('[{"role": "king", "content": "x"}]')
+        refused("-m", MODEL, "--messages", "m.json", words=["m.json", "role"])
+
+    def test_interrupt_keeps_the_text(self):
+        process = self.start("run", "-m", MODEL, "--backend", "plain", "--threads", "1",
+                             "--ignore-end", "-n", "100000", "Once")
+        first = process.stdout.read(8)
+        process.send_signal(signal.SIGINT)
+        rest, stderr = process.communicate(timeout=60)
+        self.assertEqual(process.returncode, 130, stderr)
+        (first + rest).decode()
+        self.assertIn(b"(cancelled)", stderr)
+
+
+class Tokenize(GalleyTest):
+    def test_round_trips(self):
+        for text in ("Hello, world!", "  two  spaces\n\nlines\t", "你好，世界！ 😀", "<think>a</think>"):
+            ids = self.galley("tokenize", "-m", MODEL, stdin=text.encode()).stdout.decode().split()
+            back = self.galley("tokenize", "-m", MODEL, "-d", *ids).stdout.decode()
+            self.assertEqual(back, text + "\n")
+            count = self.galley("tokenize", "-m", MODEL, "--count", stdin=text.encode()).stdout
+            self.assertEqual(int(count), len(ids))
+
+    def test_markup_counts_only_if_asked(self):
+        plain = self.galley("tokenize", "-m", MODEL, "<think>").stdout.split()
+        active = self.galley("tokenize", "-m", MODEL, "--markup", "<think>").stdout.split()
+        self.assertEqual(len(active), 1)
+        self.assertGreater(len(plain), 1)
+
+    def test_refusals(self):
+        self.assert_fails(self.galley("tokenize", "-m", MODEL, "-d", "99999"), 1, "99999")
+        self.assert_fails(self.galley("tokenize", "-m", MODEL, "-d", "x"), 1, "x")
+        self.assert_fails(self.galley("tokenize", "-m", "nowhere", "x"), 1, "nowhere")
+
+
+class Eval(GalleyTest):
+    def test_bits_per_byte(self):
+        (self.folder / "a.txt").write_text("Once upon a time there was a fox. " * 20)
+        (self.folder / "b.txt").write_text("你好，世界！" * 30)
+        result = self.galley("eval", "-m", MODEL, "--json", "--window", "64", "a.txt", "b.txt")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        a, b, both = map(json.loads, result.stdout.splitlines())
+        self.assertEqual(a["bytes"], 34 * 20)
+        self.assertEqual(b["bytes"], 18 * 30)
+        self.assertAlmostEqual(both["nats"], a["nats"] + b["nats"], places=6)
+        self.assertGreater(a["bits_per_byte"], 1)
+        again = self.galley("eval", "-m", MODEL, "--json", "--window", "64", "--threads", "1",
+                            "a.txt")
+        self.assertEqual(json.loads(again.stdout)["nats"], a["nats"])
+
+    def test_tasks(self):
+        cases = [{"id": "1", "task": "t", "bucket": "b", "prompt": "x", "max_tokens": 2,
+                  "check": {"kind": "contains", "value": ""}},
+                 {"id": "2", "task": "t", "bucket": "b", "prompt": "x", "max_tokens": 2,
+                  "check": {"kind": "exact", "value": "never"}},
+                 {"id": "3", "task": "t", "bucket": "b", "prompt": "x", "max_tokens": 2}]
+        (self.folder / "t.jsonl").write_text("".join(json.dumps(c) + "\n" for c in cases))
+        result = self.galley("eval", "-m", MODEL, "--json", "--task", "t.jsonl", "--cases", "out")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        tally = json.loads(result.stdout.splitlines()[0])
+        self.assertEqual((tally["cases"], tally["passed"]), (2, 1))
+        self.assertIn(b"1 cases have no check", result.stderr)
+        self.assertEqual(len((self.folder / "out").read_text().splitlines()), 2)
+
+    def test_refusals(self):
+        self.assert_fails(self.galley("eval"), 64, "--task")
+        self.assert_fails(self.galley("eval", "-m", MODEL, "absent.txt"), 1, "absent.txt")
+        (self.folder / "bad.txt").write_bytes(b"\xff")
+        self.assert_fails(self.galley("eval", "-m", MODEL, "bad.txt"), 1, "bad.txt", "UTF-8")
+        (self.folder / "empty.txt").write_bytes(b"")
+        self.assert_fails(self.galley("eval", "-m", MODEL, "empty.txt"), 1, "empty")
+        (self.folder / "t.jsonl").write_text("{}\n")
+        self.assert_fails(self.galley("eval", "-m", MODEL, "--task", "t.jsonl"), 1, "t.jsonl line 1")
+
+
+if __name__ == "__main__":
+    unittest.main()
