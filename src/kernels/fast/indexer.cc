@@ -43,15 +43,60 @@ Eligible eligible_of(const IndexRow& row, const IndexShape& shape, bool use_pool
   return {row.pool, size, count};
 }
 
+// Walks over consecutive records without dividing for each.
+struct RecordCursor {
+  GALLEY_INLINE RecordCursor(const PagedRecords& records, int64_t j)
+      : paged(records),
+        page(static_cast<int32_t>(j) / records.records_per_page),
+        within(static_cast<int32_t>(j) % records.records_per_page) {
+    at = address();
+  }
+  GALLEY_INLINE const uint8_t* address() const {
+    return paged.pool + paged.page_table[page] * paged.page_stride +
+           int64_t{within} * paged.record_bytes;
+  }
+  // The next record; only asked for while there is one.
+  GALLEY_INLINE void step() {
+    at += paged.record_bytes;
+    if (++within == paged.records_per_page) {
+      within = 0;
+      ++page;
+      at = nullptr;
+    }
+  }
+  GALLEY_INLINE const uint8_t* get() {
+    if (at == nullptr) at = address();
+    return at;
+  }
+
+  const PagedRecords& paged;
+  int32_t page;
+  int32_t within;
+  const uint8_t* at;
+};
+
+// Records of eligible entries [i, i + count), the last one repeated up to a full block.
+GALLEY_INLINE void gather_records(const IndexRow& row, const Eligible& eligible, int64_t i,
+                                  int64_t count, const uint8_t** records) {
+  int64_t j = 0;
+  while (j < count) {
+    const int64_t first = eligible.id(i + j);
+    int64_t run = count - j;
+    if (eligible.pool != nullptr) {
+      run = std::min(run, eligible.block_size - (i + j) % eligible.block_size);
+    }
+    RecordCursor cursor(row.keys, first);
+    for (; run > 0; --run, cursor.step()) records[j++] = cursor.get();
+  }
+  for (; j < kIndexBlock; ++j) records[j] = records[count - 1];
+}
+
 // scores[i - begin] of eligible entries [begin, end); scores has room for whole blocks.
 void score_entries(const IndexRow& row, const Eligible& eligible, const Operand* q, const float* w,
                    const IndexShape& shape, int64_t begin, int64_t end, float* scores) {
   const uint8_t* records[kIndexBlock];
   for (int64_t i = begin; i < end; i += kIndexBlock) {
-    const int64_t count = std::min(kIndexBlock, end - i);
-    for (int64_t j = 0; j < kIndexBlock; ++j) {
-      records[j] = row.keys.record(eligible.id(i + std::min(j, count - 1)));
-    }
+    gather_records(row, eligible, i, std::min(kIndexBlock, end - i), records);
     index_scores(records, q, w, shape.heads, shape.head_dim, scores + (i - begin));
   }
 }
