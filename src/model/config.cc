@@ -316,7 +316,6 @@ Result<void> derive_roles(const JsonValue& text, Config& config) {
 
 Result<void> read_engram(const JsonValue& text, Config& config) {
   EngramConfig& engram = config.engram;
-  if (!text.find("engram_layer_ids").has_value()) return {};
   engram.layer_ids = TRY(layer_ids(text, "engram_layer_ids", config.layers));
   if (engram.layer_ids.empty()) return {};
   const JsonValue rows = TRY(text.at("engram_num_embeddings"));
