@@ -5,7 +5,7 @@
 // ascending; scores chain over channels (dot.h), the denominator sums lanes over that
 // list, values are added two keys at a time in list order. A row's list depends on its
 // position and selection alone, so neighbours and chunk borders do not matter.
-// Probabilities are f32 in the denominator, bf16 before the values where dots are bf16.
+// Probabilities are f32 in the denominator and bf16 before the values, as the reference's.
 // Floor: 4 heads x width x keys operations; decoding the keys once a row costs a few
 // per cent of it, so neighbouring rows need not share them.
 #include <algorithm>
@@ -48,11 +48,12 @@ void read_keys(const AttentionRow& row, int64_t window_count, int64_t width, Ope
 GALLEY_INLINE void store_probability(VecF p, uint16_t* to) {
   hn::StoreU(narrow_bits(bf16_bits(p)), U16(), to);
 }
-GALLEY_INLINE void store_probability(VecF p, float* to) { store(p, to); }
+GALLEY_INLINE void store_probability(VecF p, float* to) { store(round_bf16(p), to); }
 
-// scores [padded] (the tail is -inf) to probabilities; returns the denominator.
+// scores [padded] (the tail is -inf) to probabilities; returns the denominator. The
+// stabiliser leaves the sink out, as the reference's does: bf16 probabilities round alike.
 float softmax(float* scores, int64_t padded, float scale, float sink, Operand* p) {
-  VecF top = set(sink);
+  VecF top = set(-1e30F);
   for (int64_t j = 0; j < padded; j += kLanes) {
     const VecF s = hn::Mul(load(scores + j), set(scale));
     store(s, scores + j);
