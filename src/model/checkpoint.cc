@@ -240,6 +240,14 @@ class CheckpointReader {
   NameMap<size_t> tensor_shards_;  // as found
 };
 
+Checkpoint Checkpoint::of_memory(Config config, NameMap<TensorView> tensors) {
+  Checkpoint checkpoint;
+  checkpoint.directory_ = "memory";
+  checkpoint.config_ = std::move(config);
+  checkpoint.tensors_ = std::move(tensors);
+  return checkpoint;
+}
+
 Result<Checkpoint> Checkpoint::open(const std::string& directory) {
   CheckpointReader reader(directory, 1);
   reader.read();

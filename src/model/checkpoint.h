@@ -28,6 +28,10 @@ class Checkpoint {
   // Everything wrong with a directory, at most `count_max` lines; empty when it opens.
   static std::vector<Error> problems(const std::string& directory, size_t count_max);
 
+  // Tensors in memory that outlives the checkpoint, named and shaped as the config implies:
+  // weights made up by benchmarks and tests. Nothing is proven here.
+  static Checkpoint of_memory(Config config, NameMap<TensorView> tensors);
+
   const std::string& directory() const { return directory_; }
   const Config& config() const { return config_; }
 

@@ -22,6 +22,7 @@ constexpr Verb kVerbs[] = {
     {"eval", "bits per byte of texts, accuracy on task sets", run_eval},
     {"doctor", "what a model needs, what fits here, whether its files are whole", run_doctor},
     {"tokenize", "text or messages to token ids and back", run_tokenize},
+    {"bench", "times against floors measured in the same run", run_bench},
     {"verify", "compare with DeepSeek's reference code on golden directories", run_verify},
 };
 

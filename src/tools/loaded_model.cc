@@ -1,8 +1,7 @@
 #include "tools/loaded_model.h"
 
-#include <sys/resource.h>
-
 #include <algorithm>
+#include <fstream>
 #include <utility>
 
 namespace galley::tools {
@@ -54,9 +53,14 @@ Result<void> LoadedModel::start_engine(const EngineSettings& settings) {
 }
 
 int64_t peak_memory_bytes() {
-  struct rusage usage = {};
-  ::getrusage(RUSAGE_SELF, &usage);
-  return int64_t{usage.ru_maxrss} * 1024;
+  // Not getrusage: its maximum survives exec, and would count whoever started this program.
+  std::ifstream status("/proc/self/status");
+  std::string word;
+  int64_t kib = 0;
+  while (status >> word) {
+    if (word == "VmHWM:" && status >> kib) break;
+  }
+  return kib * 1024;
 }
 
 }  // namespace galley::tools

@@ -7,7 +7,7 @@ import unittest
 
 from galley_program import MODEL, SOURCE, GalleyTest
 
-VERBS = ["run", "batch", "eval", "tokenize", "verify", "doctor"]
+VERBS = ["run", "batch", "eval", "tokenize", "bench", "verify", "doctor"]
 
 
 class Program(GalleyTest):

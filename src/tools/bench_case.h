@@ -1,0 +1,80 @@
+// What `galley bench` measures and reports: one case, its time, its floor.
+#pragma once
+
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "base/result.h"
+#include "kernels/tensor.h"
+#include "model/config.h"
+#include "model/weights.h"
+#include "tools/backend.h"
+
+namespace galley::tools {
+
+// Measured in the same run, on the same threads as the cases.
+struct Floors {
+  double bytes_per_s = 0;       // reading a buffer far beyond the caches
+  double operations_per_s = 0;  // of the dot product, operands in registers; 0: plain kernels
+};
+
+struct BenchCase {
+  std::string name;
+  std::string shape;
+  int64_t rows = 0;  // token positions of one measured step, all sequences together
+  int64_t sequences = 1;
+  int64_t context = 0;
+  int32_t threads = 0;
+  int32_t samples = 0;
+  double median_s = 0;
+  double bytes = 0;       // that must be read at least once
+  double operations = 0;  // useful ones, multiply and add apart
+  std::string bar;        // what docs/benchmarks.md holds it against
+  bool met = false;
+
+  double rows_per_s() const { return static_cast<double>(rows) / median_s; }
+};
+
+using ReportCase = std::function<void(const BenchCase&)>;
+
+// Seconds of each call; the median of `samples`, after `warm_ups` that do not count.
+double median_seconds(int warm_ups, int samples, const std::function<double()>& measure);
+
+int64_t stored_bytes(const kernels::WeightView& weight);
+
+// What one step must read and compute, by the config alone and the experts it touched.
+struct Work {
+  double bytes = 0;
+  double operations = 0;
+};
+struct WorkRows {
+  int64_t rows = 0;
+  int64_t sequences = 1;
+  int64_t logit_rows = 1;
+  int64_t first_position = 0;  // of every sequence's rows
+  double experts_touched = 0;  // distinct ones, all layers together
+};
+Work work_of(const model::Config& config, const model::ModelWeights& weights, const WorkRows& rows);
+
+struct ReleasedOptions {
+  int32_t threads = 0;
+  int64_t expert_bytes_max = int64_t{8} << 30;
+  int64_t context = 4096;
+  int32_t samples = 15;
+};
+Result<void> bench_released(Backend& backend, const Floors& floors, const ReleasedOptions& options,
+                            const ReportCase& report);
+
+struct ModelBenchOptions {
+  std::string directory;
+  std::string backend;
+  std::vector<int32_t> threads;
+  int32_t samples = 5;
+};
+Result<void> bench_model(const Floors& floors, const ModelBenchOptions& options,
+                         const ReportCase& report);
+
+}  // namespace galley::tools
