@@ -276,6 +276,7 @@ void Forward::keep_tail() {
 }
 
 void Forward::keep_tail_selections() {
+  // Never with held rows, whose selections are gone (Step::create).
   for (const RowSegment& segment : tail_.segments()) {
     const RowSegment& whole = *full_.segment_of(segment.sequence);
     for (int32_t i = 0; i < segment.count; ++i) {

@@ -56,8 +56,9 @@ class Forward {
 
   // The cut layer's attention when it trims: readings (b) and (c).
   void attention_at_cut(int32_t layer);
-  // Streams, mix and captured rows of the tail set; then also selections, for (a).
+  // Streams, mix and captured rows of the tail set.
   void keep_tail();
+  // Selections and pools that layers after the cut still read; before keep_tail.
   void keep_tail_selections();
 
   void project(int32_t layer, const RowSet& set, Parts parts);

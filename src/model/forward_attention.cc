@@ -44,6 +44,8 @@ void Forward::attention_at_cut(int32_t layer) {
   project(layer, full_, {.query = false, .window = window_of_all, .global = true});
   if (window_of_all) window_keys(layer, full_);
   compress(layer);
+  const bool pool_before = config_.candidate_source >= 0 && config_.candidate_source < cut_;
+  if (pool_before) keep_tail_selections();
   keep_tail();
 
   const int64_t rows = tail_.rows();

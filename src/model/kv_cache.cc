@@ -2,6 +2,7 @@
 
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <limits>
@@ -33,13 +34,10 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Config& config, const KvO
   std::unique_ptr<KvCache> cache(new KvCache());
   cache->layout_ = TRY(KvLayout::create(config, options));
   const KvLayout& layout = cache->layout_;
-  for (int32_t layer = 0; layer < config.layers; ++layer) {
-    int32_t source = 0;
-    while (source + 1 < static_cast<int32_t>(layout.sources.size()) &&
-           layout.sources[static_cast<size_t>(source) + 1].layer <= layer) {
-      ++source;
-    }
-    cache->source_of_layer_.push_back(source);
+  for (const LayerRole& role : config.roles) {
+    const auto owner = std::ranges::find(layout.sources, role.kv_source, &KvSourceLayout::layer);
+    cache->source_of_layer_.push_back(
+        owner == layout.sources.end() ? 0 : static_cast<int32_t>(owner - layout.sources.begin()));
   }
   cache->page_count_ = page_count;
   cache->slot_count_ = slot_count;

@@ -34,6 +34,10 @@ Result<void> check_options(const Config& config, const KvLayout& layout,
     return Error{ErrorCode::kUnsupported,
                  "held inputs with replay reading (a): hold no inputs, or take (b) or (c)"};
   }
+  if (options.held_rows_max > 0 && config.candidate_source >= 0 &&
+      config.candidate_source < config.decoder_source()) {
+    return Error{ErrorCode::kUnsupported, "held inputs with a candidate pool from before the cut"};
+  }
   const auto& targets = config.dspark.target_layer_ids;
   const bool early = std::ranges::any_of(
       targets, [&config](int32_t layer) { return layer <= config.decoder_source(); });
