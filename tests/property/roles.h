@@ -47,10 +47,7 @@ inline const Roles kRoles[] = {
        text["kv_source_layer_ids"] = nlohmann::json::array();
        text["index_source_layer_ids"] = nlohmann::json::array();
        text["candidate_source_layer_id"] = -1;
-       for (const char* key :
-            {"engram_layer_ids", "engram_num_embeddings", "engram_max_ngram_size"}) {
-         text.erase(key);
-       }
+       text["engram_layer_ids"] = nlohmann::json::array();
      }},
     {"OtherWidths",
      [](nlohmann::json& text) {
