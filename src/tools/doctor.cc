@@ -31,6 +31,7 @@ constexpr size_t kProblemsMax = 20;
 struct Findings {
   std::string directory;
   Machine machine;
+  int64_t disk_free_bytes = 0;
   bool has_config = false;  // else only `problems` mean something
   Config config;
   Footprint size;
@@ -44,6 +45,7 @@ Findings examine(const std::string& directory) {
   Findings found;
   found.directory = directory;
   found.machine = this_machine();
+  found.disk_free_bytes = disk_free_bytes(directory);
   auto checkpoint = model::Checkpoint::open(directory);
   if (checkpoint) {
     found.has_config = true;
@@ -123,12 +125,17 @@ void print_model(const Findings& found) {
   }
 }
 
-void print_machine(const Machine& machine) {
+void print_machine(const Findings& found) {
+  const Machine& machine = found.machine;
   fmt::print("\nmachine  {}, {} CPUs usable, {}\n",
              machine.cpu_name.empty() ? "unnamed processor" : machine.cpu_name, machine.cpus,
              instruction_sets(machine));
   fmt::print("         memory {}, {} available\n", bytes_text(machine.memory_bytes),
              bytes_text(machine.available_bytes));
+  if (found.disk_free_bytes > 0) {
+    fmt::print("         disk of the model: {} free\n", bytes_text(found.disk_free_bytes));
+  }
+  fmt::print("         device: the CPU, this build has no other backend\n");
 }
 
 void print_fit(const Findings& found) {
@@ -175,11 +182,13 @@ void print_problems(const Findings& found) {
   for (const std::string& warning : found.warnings) fmt::print("warning  {}\n", warning);
 }
 
-nlohmann::ordered_json machine_json(const Machine& machine) {
+nlohmann::ordered_json machine_json(const Findings& found) {
+  const Machine& machine = found.machine;
   return {{"cpu", machine.cpu_name},
           {"cpus", machine.cpus},
           {"memory_bytes", machine.memory_bytes},
           {"available_bytes", machine.available_bytes},
+          {"disk_free_bytes", found.disk_free_bytes},
           {"avx2", machine.has_avx2},
           {"avx512", machine.has_avx512},
           {"avx512_bf16", machine.has_avx512_bf16}};
@@ -238,7 +247,7 @@ void print_json(const Findings& found) {
   nlohmann::ordered_json json;
   json["directory"] = found.directory;
   if (found.has_config) json["model"] = model_json(found);
-  json["machine"] = machine_json(found.machine);
+  json["machine"] = machine_json(found);
   if (found.has_config) json["fit"] = fit_json(found);
   json["problems"] = nlohmann::ordered_json::array();
   for (const Error& problem : found.problems) json["problems"].push_back(problem.message);
@@ -269,7 +278,7 @@ int run_doctor(int argc, char** argv) {
     print_json(found);
   } else {
     if (found.has_config) print_model(found);
-    print_machine(found.machine);
+    print_machine(found);
     if (found.has_config) print_fit(found);
     print_problems(found);
   }
