@@ -51,8 +51,9 @@ class CheckpointReader {
     if (!full()) problems_.push_back(std::move(error));
   }
   bool keep(Result<void> result) {
-    if (!result) add(std::move(result).error());
-    return result.has_value();
+    if (result) return true;
+    add(std::move(result).error());
+    return false;
   }
   std::string path_of(const std::string& name) const { return checkpoint_.directory_ + "/" + name; }
 

@@ -38,7 +38,8 @@ class Inventory {
   void reserve() {
     const int64_t experts = int64_t{c_.layers} * c_.routed_experts +
                             int64_t{c_.dspark.stages} * c_.dspark.routed_experts;
-    list_.reserve(static_cast<size_t>(6 * experts + 64 * (c_.layers + c_.dspark.stages + 8)));
+    list_.reserve(
+        static_cast<size_t>(6 * experts + int64_t{64} * (c_.layers + c_.dspark.stages + 8)));
   }
 
   void add(std::string name, Shape shape, Storage storage, Part part) {
