@@ -1,9 +1,13 @@
 // galley run: one answer, streamed.
+#include <unistd.h>
+
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <cstdio>
+#include <cstdlib>
 #include <nlohmann/json.hpp>
+#include <span>
 
 #include "tools/answer_text.h"
 #include "tools/exit_code.h"
@@ -136,10 +140,24 @@ void declare(Command& command, RunOptions& options) {
   add_sampling_settings(command, options.sampling);
 }
 
+// On a terminal a text reads whole: the prompt in grey, then what goes on from it.
+void echo_prompt(const RunOptions& options, const LoadedModel& loaded,
+                 std::span<const int32_t> prompt) {
+  if (options.json || options.input.is_conversation() || ::isatty(STDOUT_FILENO) != 1) return;
+  const bool colour = std::getenv("NO_COLOR") == nullptr;
+  AnswerText text(loaded.tokenizer(), loaded.codec(), options.raw);
+  std::string shown;
+  for (const int32_t id : prompt) shown += text.push(id);
+  shown += text.finish();
+  std::printf("%s%s%s", colour ? "\x1b[2m" : "", shown.c_str(), colour ? "\x1b[0m" : "");
+  std::fflush(stdout);
+}
+
 Result<int> run(const RunOptions& options) {
   std::unique_ptr<LoadedModel> loaded = TRY(LoadedModel::open(options.model));
   TRY(loaded->start_engine(options.engine));
   std::vector<int32_t> prompt = TRY(encode_prompt(options.input, loaded->codec()));
+  echo_prompt(options, *loaded, prompt);
   const RunOutcome outcome = TRY(generate(options, *loaded, std::move(prompt)));
   if (options.json) {
     print_json(outcome, *loaded);
