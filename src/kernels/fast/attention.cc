@@ -45,9 +45,7 @@ void read_keys(const AttentionRow& row, int64_t window_count, int64_t width, Ope
   }
 }
 
-GALLEY_INLINE void store_probability(VecF p, uint16_t* to) {
-  hn::StoreU(narrow_bits(bf16_bits(p)), U16(), to);
-}
+GALLEY_INLINE void store_probability(VecF p, uint16_t* to) { hn::StoreU(to_bf16(p), U16(), to); }
 GALLEY_INLINE void store_probability(VecF p, float* to) { store(round_bf16(p), to); }
 
 // scores [padded] (the tail is -inf) to probabilities; returns the denominator. The

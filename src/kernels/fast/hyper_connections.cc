@@ -2,9 +2,9 @@
 // collapse and expand.
 //
 // Projection order: one vector of lanes an output, multiply-added over K in order,
-// folded by halves. Sinkhorn: one vector a matrix row; sums are (0 + 2) + (1 + 3) over
-// columns and (0 + 1) + (2 + 3) over rows. Floor at one row: the bytes of fn
-// (24 x n d f32); at many rows f32 multiply-adds. What limits small models is the
+// folded by halves. Sinkhorn: sums are (0 + 2) + (1 + 3) along a row, (0 + 1) + (2 + 3)
+// along a column. Collapse and expand: multiply-adds over streams in order. Floor at one row: the
+// bytes of fn (24 x n d f32); at many rows f32 multiply-adds. What limits small models is the
 // Sinkhorn's chain of 39 divisions.
 #include "base/check.h"
 #include "kernels/fast/isa_class.h"
@@ -56,49 +56,50 @@ void project_rows(const float* fn, int64_t width, const Bf16* const* v, int64_t 
 
 // --- coefficients ----------------------------------------------------------------
 
-using F4 = hn::FixedTag<float, 4>;
-using Vec4 = hn::Vec<F4>;
+// Rows whose 4 x 4 matrices go through the Sinkhorn side by side, four lanes a row: its
+// steps wait for each other, so one row alone leaves most of the machine idle.
+constexpr int64_t kSideBySide = kLanes / 4;
 
-GALLEY_INLINE Vec4 row_sum(Vec4 a) {
-  const Vec4 pair = hn::Add(a, hn::Shuffle1032(a));
+GALLEY_INLINE VecF row_sum(VecF a) {
+  const VecF pair = hn::Add(a, hn::Shuffle1032(a));
   return hn::Add(pair, hn::Shuffle2301(pair));
 }
 
-GALLEY_INLINE void divide_rows(Vec4 (&a)[4], Vec4 delta) {
+GALLEY_INLINE void divide_rows(VecF (&a)[4], VecF delta) {
 #pragma GCC unroll 4
-  for (Vec4& row : a) row = hn::Div(row, hn::Add(row_sum(row), delta));
+  for (int i = 0; i < 4; ++i) a[i] = hn::Div(a[i], hn::Add(row_sum(a[i]), delta));
 }
 
-GALLEY_INLINE void divide_columns(Vec4 (&a)[4], Vec4 delta) {
-  const Vec4 sum = hn::Add(hn::Add(hn::Add(a[0], a[1]), hn::Add(a[2], a[3])), delta);
+GALLEY_INLINE void divide_columns(VecF (&a)[4], VecF delta) {
+  const VecF sum = hn::Add(hn::Add(hn::Add(a[0], a[1]), hn::Add(a[2], a[3])), delta);
 #pragma GCC unroll 4
-  for (Vec4& row : a) row = hn::Div(row, sum);
+  for (int i = 0; i < 4; ++i) a[i] = hn::Div(a[i], sum);
 }
 
-void sinkhorn4(const float* m, const float* base, float scale, const HcOptions& options,
-               float* comb) {
-  const F4 d;
-  const Vec4 delta = hn::Set(d, options.hc_eps);
-  Vec4 a[4];
+// logits: row i of every matrix at [i][4 * matrix]; in place.
+void sinkhorn4(float (*logits)[kLanes], const HcOptions& options) {
+  const VecF delta = set(options.hc_eps);
+  VecF a[4];
+#pragma GCC unroll 4
   for (int i = 0; i < 4; ++i) {
-    const Vec4 row =
-        hn::Add(hn::Mul(hn::LoadU(d, m + 4 * i), hn::Set(d, scale)), hn::LoadU(d, base + 4 * i));
-    const Vec4 e = hn::Exp(d, hn::Sub(row, hn::MaxOfLanes(d, row)));
-    a[i] = hn::IfThenElse(hn::Ne(row, row), row, e);
+    const VecF row = load(logits[i]);
+    const VecF pair = hn::Max(row, hn::Shuffle1032(row));
+    a[i] = exp(hn::Sub(row, hn::Max(pair, hn::Shuffle2301(pair))));
   }
-  divide_rows(a, hn::Zero(d));
-  for (Vec4& row : a) row = hn::Add(row, delta);
+  divide_rows(a, zero());
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) a[i] = hn::Add(a[i], delta);
   divide_columns(a, delta);
   for (int32_t t = 1; t < options.sinkhorn_iterations; ++t) {
     divide_rows(a, delta);
     divide_columns(a, delta);
   }
-  for (int i = 0; i < 4; ++i) hn::StoreU(a[i], d, comb + 4 * i);
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) store(a[i], logits[i]);
 }
 
 // Any other number of streams; the released model has four.
-void sinkhorn(const float* m, const float* base, float scale, const HcOptions& options,
-              float* comb) {
+void sinkhorn(const float* logits, const HcOptions& options, float* comb) {
   const int32_t n = options.streams;
   const float delta = options.hc_eps;
   const auto rows = [&](float add) {
@@ -116,13 +117,12 @@ void sinkhorn(const float* m, const float* base, float scale, const HcOptions& o
     }
   };
   for (int32_t i = 0; i < n; ++i) {
-    float row_max = m[i * n] * scale + base[i * n];
-    for (int32_t j = 0; j < n; ++j) {
-      comb[i * n + j] = m[i * n + j] * scale + base[i * n + j];
-      row_max = comb[i * n + j] > row_max ? comb[i * n + j] : row_max;
+    float row_max = logits[i * n];
+    for (int32_t j = 1; j < n; ++j) {
+      row_max = logits[i * n + j] > row_max ? logits[i * n + j] : row_max;
     }
     for (int32_t j = 0; j < n; ++j) {
-      comb[i * n + j] = hn::GetLane(exp(set(comb[i * n + j] - row_max)));
+      comb[i * n + j] = hn::GetLane(exp(set(logits[i * n + j] - row_max)));
     }
   }
   rows(0.0F);
@@ -134,25 +134,37 @@ void sinkhorn(const float* m, const float* base, float scale, const HcOptions& o
   }
 }
 
-// mixes [(2 + n) n]: F v, not yet times nu.
-void coefficients(float* mixes, float nu, const HcWeights& weights, const HcOptions& options,
-                  float* pre, float* post, float* comb) {
+// Rows [first, first + count) of a site: mixes [count][stride] are F v, not yet times nu.
+void coefficients(float* mixes, int64_t stride, const float* nu, int64_t first, int64_t count,
+                  const HcWeights& weights, const HcOptions& options, const HcMix& mix) {
   const int32_t n = options.streams;
-  for (int32_t i = 0; i < (2 + n) * n; ++i) mixes[i] *= nu;
-  for (int32_t j = 0; j < 2 * n; ++j) {
-    mixes[j] = mixes[j] * weights.scale[j < n ? 0 : 1] + weights.base[j];
+  for (int64_t r = 0; r < count; ++r) {
+    float* m = mixes + r * stride;
+    for (int32_t i = 0; i < (2 + n) * n; ++i) {
+      const float scale = weights.scale[i < n ? 0 : i < 2 * n ? 1 : 2];
+      m[i] = m[i] * nu[r] * scale + weights.base[i];
+    }
+    for_lanes(2 * n,
+              [&](int64_t i, int64_t some) { store(sigmoid(load(m + i, some)), m + i, some); });
+    for (int32_t j = 0; j < n; ++j) {
+      mix.pre.row(first + r)[j] = m[j] + options.hc_eps;
+      mix.post.row(first + r)[j] = 2.0F * m[n + j];
+    }
+    if (n != 4) sinkhorn(m + 2 * n, options, mix.comb.row(first + r));
   }
-  for_lanes(2 * n, [&](int64_t i, int64_t count) {
-    store(sigmoid(load(mixes + i, count)), mixes + i, count);
-  });
-  for (int32_t j = 0; j < n; ++j) {
-    pre[j] = mixes[j] + options.hc_eps;
-    post[j] = 2.0F * mixes[n + j];
-  }
-  if (n == 4) {
-    sinkhorn4(mixes + 2 * n, weights.base + 2 * n, weights.scale[2], options, comb);
-  } else {
-    sinkhorn(mixes + 2 * n, weights.base + 2 * n, weights.scale[2], options, comb);
+  if (n != 4) return;
+  for (int64_t r = 0; r < count; r += kSideBySide) {
+    HWY_ALIGN float a[4][kLanes];
+    for (int64_t s = 0; s < kSideBySide; ++s) {  // the last row fills the lanes left over
+      const float* m = mixes + (r + s < count ? r + s : count - 1) * stride + 2 * n;
+      for (int i = 0; i < 4; ++i) std::memcpy(a[i] + 4 * s, m + 4 * i, 4 * sizeof(float));
+    }
+    sinkhorn4(a, options);
+    for (int64_t s = 0; s < kSideBySide && r + s < count; ++s) {
+      for (int i = 0; i < 4; ++i) {
+        std::memcpy(mix.comb.row(first + r + s) + 4 * i, a[i] + 4 * s, 4 * sizeof(float));
+      }
+    }
   }
 }
 
@@ -163,7 +175,7 @@ void collapse_row(const Bf16* streams, const float* pi, int64_t hidden, int32_t 
   for_lanes(hidden, [&](int64_t i, int64_t count) {
     VecF sum = hn::Mul(set(pi[0]), load(streams + i, count));
     for (int32_t j = 1; j < n; ++j) {
-      sum = hn::Add(sum, hn::Mul(set(pi[j]), load(streams + j * hidden + i, count)));
+      sum = hn::MulAdd(set(pi[j]), load(streams + j * hidden + i, count), sum);
     }
     store(sum, x + i, count);
   });
@@ -183,9 +195,9 @@ GALLEY_INLINE void expand_row(const Bf16* y, const float* post, const float* com
       VecF sum = hn::Mul(set(comb[j]), in[0]);
 #pragma GCC unroll 8
       for (int from = 1; from < N; ++from) {
-        sum = hn::Add(sum, hn::Mul(set(comb[from * N + j]), in[from]));
+        sum = hn::MulAdd(set(comb[from * N + j]), in[from], sum);
       }
-      store(hn::Add(hn::Mul(set(post[j]), out), sum), streams + j * hidden + i, count);
+      store(hn::MulAdd(set(post[j]), out, sum), streams + j * hidden + i, count);
     }
   });
 }
@@ -222,9 +234,6 @@ void FastOps::hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const
   const int64_t width = streams.cols;
   const int64_t outputs = (2 + n) * n;
   const int64_t row_cost = outputs * width / 8 + width / 2 + 1500;
-  const auto finish_row = [&](int64_t r, float* mixes, float nu) {
-    coefficients(mixes, nu, weights, options, mix.pre.row(r), mix.post.row(r), mix.comb.row(r));
-  };
   if (streams.rows < pool_.thread_count() && row_cost >= kParallelCycles) {
     // Too few rows to share out: share the outputs, and the collapse as one more part.
     const int64_t blocks = (outputs + kOutputBlock - 1) / kOutputBlock;
@@ -244,11 +253,12 @@ void FastOps::hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const
                       first + kOutputBlock <= outputs ? kOutputBlock : outputs - first,
                       sums + r * kMixMax + first, kMixMax);
     });
-    for (int64_t r = 0; r < streams.rows; ++r) finish_row(r, sums + r * kMixMax, nus[r]);
+    coefficients(sums, kMixMax, nus, 0, streams.rows, weights, options, mix);
     return;
   }
   for_rows(streams.rows, row_cost, [&](int64_t begin, int64_t count, int) {
     float sums[4 * kMixMax];
+    float nus[4];
     for (int64_t r = begin; r < begin + count;) {
       const Bf16* v[4];
       const int64_t some = begin + count - r >= 4 ? 4 : 1;
@@ -259,10 +269,11 @@ void FastOps::hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const
         project_rows<1>(weights.fn, width, v, outputs, sums, kMixMax);
       }
       for (int64_t i = 0; i < some; ++i) {
-        finish_row(r + i, sums + i * kMixMax, inverse_rms(v[i], width, options.norm_eps));
+        nus[i] = inverse_rms(v[i], width, options.norm_eps);
         collapse_row(v[i], carried.row(r + i), width / n, n, norm_weight, options.norm_eps,
                      x.row(r + i));
       }
+      coefficients(sums, kMixMax, nus, r, some, weights, options, mix);
       r += some;
     }
   });

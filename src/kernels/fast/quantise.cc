@@ -112,7 +112,7 @@ void simulate_q8(const Bf16* x, int64_t width, Bf16* out) {
     for_lanes(count, [&](int64_t i, int64_t n) {
       const VecF v = load(x + at + i, n);
       const VecF value = round_e4m3(scaled_magnitude(v, inverse, 448.0F)).value;
-      store(with_sign_of(hn::Mul(value, scale), v), out + at + i, n);
+      store_upper(with_sign_of(hn::Mul(value, scale), v), out + at + i, n);
     });
   }
 }
@@ -126,7 +126,7 @@ void simulate_q4e8(Bf16* x, int64_t width) {
     for_lanes(count, [&](int64_t i, int64_t n) {
       const VecF v = load(x + at + i, n);
       const VecF value = e2m1_magnitude(round_e2m1(scaled_magnitude(v, inverse, 6.0F)));
-      store(with_sign_of(hn::Mul(value, scale), v), x + at + i, n);
+      store_upper(with_sign_of(hn::Mul(value, scale), v), x + at + i, n);
     });
   }
 }
@@ -177,7 +177,7 @@ void read_fp8_row(const uint8_t* codes, const uint8_t* scales, int64_t width, Bf
     HWY_ALIGN uint8_t group[kGroup + kLanes] = {};
     std::memcpy(group, codes + at, static_cast<size_t>(count));
     for_lanes(count, [&](int64_t i, int64_t n) {
-      store(hn::Mul(decode_e4m3(load_bytes(group + i)), scale), x + at + i, n);
+      store_exactly(hn::Mul(decode_e4m3(load_bytes(group + i)), scale), x + at + i, n);
     });
   }
 }

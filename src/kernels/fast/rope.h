@@ -29,7 +29,7 @@ GALLEY_INLINE void rope_row(Bf16* x, int64_t width, const Rotation& rotation, in
   for_lanes(rotary, [&](int64_t i, int64_t n) {
     const VecF v = load(pairs + i, n);
     const VecF turned = hn::Mul(hn::Shuffle2301(v), load(rotation.sin + i));
-    store(hn::Add(hn::Mul(v, load(rotation.cos + i)), turned), pairs + i, n);
+    store_exactly(hn::Add(hn::Mul(v, load(rotation.cos + i)), turned), pairs + i, n);
   });
 }
 

@@ -70,16 +70,6 @@ GALLEY_INLINE VecF load(const Bf16* p, int64_t count) {
   return widen_bf16(hn::Load(U16(), buffer));
 }
 
-// The bf16 nearest to each lane, in the low half of each lane; NaN stays NaN.
-GALLEY_INLINE VecU bf16_bits(VecF v) {
-  const VecU bits = hn::BitCast(kU32, v);
-  const VecU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kU32, 1));
-  const VecU rounded = hn::Add(bits, hn::Add(odd, hn::Set(kU32, 0x7FFFU)));
-  const VecU quiet = hn::Or(bits, hn::Set(kU32, 0x400000U));
-  const auto nan = hn::RebindMask(kU32, hn::Ne(v, v));
-  return hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded));
-}
-GALLEY_INLINE VecF round_bf16(VecF v) { return hn::BitCast(kF32, hn::ShiftLeft<16>(bf16_bits(v))); }
 GALLEY_INLINE hn::Vec<U16> narrow_bits(VecU bits) {
   return hn::DemoteTo(U16(), hn::BitCast(hn::RebindToSigned<U32>(), bits));
 }
@@ -87,8 +77,27 @@ GALLEY_INLINE hn::Vec<U16> narrow_bits(VecU bits) {
 GALLEY_INLINE hn::Vec<U16> upper_halves(VecF v) {
   return narrow_bits(hn::ShiftRight<16>(hn::BitCast(kU32, v)));
 }
+
+// The bf16 nearest to each lane, subnormals included; NaN stays NaN.
+GALLEY_INLINE hn::Vec<U16> to_bf16_exactly(VecF v) {
+  const VecU bits = hn::BitCast(kU32, v);
+  const VecU odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(kU32, 1));
+  const VecU rounded = hn::Add(bits, hn::Add(odd, hn::Set(kU32, 0x7FFFU)));
+  const VecU quiet = hn::Or(bits, hn::Set(kU32, 0x400000U));
+  const auto nan = hn::RebindMask(kU32, hn::Ne(v, v));
+  return narrow_bits(hn::ShiftRight<16>(hn::IfThenElse(nan, quiet, rounded)));
+}
+// The same, but with AVX512-BF16 subnormals become 0, as they do in its dot products.
+GALLEY_INLINE hn::Vec<U16> to_bf16(VecF v) {
+#if defined(__AVX512BF16__)
+  return hn::Vec<U16>{(__m256i)_mm512_cvtneps_pbh(v.raw)};
+#else
+  return to_bf16_exactly(v);
+#endif
+}
+GALLEY_INLINE VecF round_bf16(VecF v) { return widen_bf16(to_bf16(v)); }
 GALLEY_INLINE void store(VecF v, Bf16* p) {
-  hn::StoreU(narrow_bits(bf16_bits(v)), U16(), reinterpret_cast<uint16_t*>(p));
+  hn::StoreU(to_bf16(v), U16(), reinterpret_cast<uint16_t*>(p));
 }
 GALLEY_INLINE void store(VecF v, Bf16* p, int64_t count) {
   if (count >= kLanes) {
@@ -96,8 +105,31 @@ GALLEY_INLINE void store(VecF v, Bf16* p, int64_t count) {
     return;
   }
   HWY_ALIGN uint16_t buffer[kLanes];
-  hn::Store(narrow_bits(bf16_bits(v)), U16(), buffer);
+  hn::Store(to_bf16(v), U16(), buffer);
   std::memcpy(p, buffer, static_cast<size_t>(count) * sizeof(uint16_t));
+}
+
+// Stores that keep subnormals: for what ends in a quantiser, exact down to its floor.
+GALLEY_INLINE void store_exactly(VecF v, Bf16* p, int64_t count) {
+  auto* to = reinterpret_cast<uint16_t*>(p);
+  if (count >= kLanes) {
+    hn::StoreU(to_bf16_exactly(v), U16(), to);
+    return;
+  }
+  HWY_ALIGN uint16_t buffer[kLanes];
+  hn::Store(to_bf16_exactly(v), U16(), buffer);
+  std::memcpy(to, buffer, static_cast<size_t>(count) * sizeof(uint16_t));
+}
+// For lanes that are bf16 numbers already.
+GALLEY_INLINE void store_upper(VecF v, Bf16* p, int64_t count) {
+  auto* to = reinterpret_cast<uint16_t*>(p);
+  if (count >= kLanes) {
+    hn::StoreU(upper_halves(v), U16(), to);
+    return;
+  }
+  HWY_ALIGN uint16_t buffer[kLanes];
+  hn::Store(upper_halves(v), U16(), buffer);
+  std::memcpy(to, buffer, static_cast<size_t>(count) * sizeof(uint16_t));
 }
 
 // body(i, count) for every run of kLanes elements of [0, n), the last one shorter.
@@ -119,8 +151,11 @@ GALLEY_INLINE float sum_lanes(VecF v) {
 }
 GALLEY_INLINE float max_lanes(VecF v) { return hn::GetLane(hn::MaxOfLanes(kF32, v)); }
 
-// Highway's Exp answers 0 for NaN; ours keeps it.
-GALLEY_INLINE VecF exp(VecF v) { return hn::IfThenElse(hn::Ne(v, v), v, hn::Exp(kF32, v)); }
+// Highway's Exp answers 0 for NaN and wraps where the result leaves f32; ours does not.
+GALLEY_INLINE VecF exp(VecF v) {
+  const VecF value = hn::IfThenElse(hn::Ne(v, v), v, hn::Exp(kF32, v));
+  return hn::IfThenElse(hn::Gt(v, set(88.722839F)), hn::Inf(kF32), value);
+}
 GALLEY_INLINE VecF sigmoid(VecF v) {
   return hn::Div(set(1.0F), hn::Add(set(1.0F), exp(hn::Neg(v))));
 }
