@@ -137,7 +137,7 @@ void Forward::begin(std::span<const SequencePlan> plans, StepObserver* observer)
     const int64_t tail_begin =
         plan.held_rows > 0 ? plan.first_position - plan.held_rows
                            : std::clamp(plan.tail_begin, plan.first_position, plan.end_position());
-    trims_ = trims_ || tail_begin != plan.first_position;
+    trims_ = trims_ || (cut_ < config_.layers && tail_begin != plan.first_position);
     full_.add(sequence, plan, plan.first_position);
     tail_.add(sequence, plan, tail_begin);
     for (GroupSet& groups : groups_) groups.add(sequence, plan);

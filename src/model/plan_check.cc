@@ -129,9 +129,6 @@ Result<void> PlanCheck::check_replay(const SequencePlan& plan) const {
   if (cuts && options_.replay == DecoderReplay::kOff) {
     return invalid("decoder replay is off in this step, but tail_begin or held_rows asks for it");
   }
-  if (cuts && config_.decoder_source() < 0) {
-    return invalid("decoder replay needs a model with compressed KV");
-  }
   if ((plan.hold_inputs || plan.held_rows > 0) && cache_.layout().held.slots == 0) {
     return invalid("the cache was made without room for held inputs");
   }

@@ -22,7 +22,8 @@ enum class RowKind : uint8_t { kPrefill, kDecode, kVerify, kReplay };
 
 // Where decoder replay cuts, spec/model.md 8.3. E = Config::decoder_source(),
 // the last KV source. A property of the Step; a plan whose tail_begin is 0 is
-// not cut and gets the same bits as under kOff.
+// not cut and gets the same bits as under kOff. A model without compressed KV is
+// never cut.
 enum class DecoderReplay : uint8_t {
   kOff,              // every row runs every layer
   kLayerWhole,       // (a) layers 0..E on all rows

@@ -77,18 +77,17 @@ TEST_P(LayerRoles, ReplayNeverDependsOnChunks) {
   for (const std::string& ops : ops_names()) {
     for (const DecoderReplay reading : {DecoderReplay::kLayerWhole, DecoderReplay::kWindowAndGlobal,
                                         DecoderReplay::kGlobalOnly}) {
-      if (!cuts) GTEST_SKIP() << "nothing to cut without compressed KV";
       const std::vector<Logits> whole = generate(options(ops, reading), {50});
       for (const std::vector<int64_t>& ends :
            {std::vector<int64_t>{20, 50}, {37, 50}, {49, 50}, {33, 40, 41, 50}}) {
         ASSERT_EQ(generate(options(ops, reading), ends), whole) << ops;
-        if (early_pool || reading == DecoderReplay::kLayerWhole) continue;
+        if (!cuts || early_pool || reading == DecoderReplay::kLayerWhole) continue;
         DriverOptions held = options(ops, reading);
         held.hold_inputs = true;
         ASSERT_EQ(generate(held, ends, true), whole) << ops << ", held";
       }
       const std::vector<Logits> off = generate(options(ops, DecoderReplay::kOff), {50});
-      EXPECT_NE(whole, off);
+      EXPECT_EQ(whole != off, cuts);
     }
   }
 }
