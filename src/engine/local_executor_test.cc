@@ -4,9 +4,35 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <cstdlib>
 #include <map>
+#include <new>
 
+#include "kernels/fast/fast_ops.h"
 #include "kernels/plain/plain_ops.h"
+
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define GALLEY_COUNTS_ALLOCATIONS 0  // the sanitizers own the allocator
+#else
+#define GALLEY_COUNTS_ALLOCATIONS 1
+#endif
+
+namespace {
+std::atomic<int64_t> allocation_count{0};
+}  // namespace
+
+#if GALLEY_COUNTS_ALLOCATIONS
+// The whole test program counts; the default array and sized forms call these.
+void* operator new(size_t size) {
+  allocation_count.fetch_add(1, std::memory_order_relaxed);
+  void* memory = std::malloc(size);
+  if (memory == nullptr) throw std::bad_alloc();
+  return memory;
+}
+void operator delete(void* memory) noexcept { std::free(memory); }
+void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+#endif
 
 namespace galley::engine {
 namespace {
@@ -58,6 +84,30 @@ TEST_F(LocalExecutorTest, CompanyChangesNothing) {
     const auto alone = generate(1, 64, id, id);
     EXPECT_EQ(alone.at(SequenceId{id}), together.at(SequenceId{id})) << id;
   }
+}
+
+TEST_F(LocalExecutorTest, DecodeStepsDoNotAllocate) {
+  if (!GALLEY_COUNTS_ALLOCATIONS) GTEST_SKIP() << "a sanitizer owns the allocator";
+  if (!kernels::machine_has(kernels::Isa::kAvx2)) GTEST_SKIP() << "no SIMD kernels here";
+  const auto fast = kernels::make_fast_ops(pool_, kernels::best_isa());
+  const GeneratorOptions options = generator_options(model_->config(), 3, 16, 256);
+  const auto executor = LocalExecutor::create(*model_, *fast, options).value();
+  Generator generator(*executor, options);
+  for (uint64_t id = 0; id < 3; ++id) {
+    GenerateRequest made = request(id);
+    made.output_tokens_max = 100;
+    made.sampling.top_p = 0.9F;
+    made.sampling.top_k = 50;
+    made.sampling.frequency_penalty = 0.1F;
+    made.sampling.top_logprobs = 3;
+    ASSERT_TRUE(generator.submit(std::move(made)).has_value());
+  }
+  for (int i = 0; i < 10; ++i) ASSERT_TRUE(generator.step().has_value());
+  const int64_t before = allocation_count.load();
+  ASSERT_GT(before, 0);
+  for (int i = 0; i < 50; ++i) ASSERT_TRUE(generator.step().has_value());
+  EXPECT_EQ(allocation_count.load(), before);
+  EXPECT_EQ(generator.running_count(), 3);
 }
 
 TEST_F(LocalExecutorTest, MasksHoldForTheStepTheyNameOnly) {
