@@ -13,6 +13,7 @@ void on_signal(int) { interrupt_seen = 1; }
 }  // namespace
 
 void listen_for_interrupt() {
+  interrupt_seen = 0;
   struct sigaction action = {};
   action.sa_handler = on_signal;
   sigemptyset(&action.sa_mask);

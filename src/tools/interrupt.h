@@ -5,6 +5,7 @@
 
 namespace galley::tools {
 
+// Listens, and forgets a signal that came before.
 void listen_for_interrupt();
 bool interrupted();
 

@@ -22,6 +22,9 @@ struct PromptInput {
   bool markup = false;
 
   bool is_conversation() const { return chat || !messages_file.empty(); }
+  bool empty() const {
+    return words.empty() && file.empty() && ids.empty() && messages_file.empty();
+  }
   // What is wrong with the combination, or nothing.
   std::string problem() const;
 };

@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <span>
 
+#include "base/line_reader.h"
 #include "tools/answer_text.h"
 #include "tools/exit_code.h"
 #include "tools/interrupt.h"
@@ -23,6 +24,8 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
+constexpr size_t kMessageBytesMax = size_t{1} << 20;
+
 struct RunOptions {
   PromptInput input;
   bool raw = false;
@@ -33,6 +36,11 @@ struct RunOptions {
   ModelSettings model;
   EngineSettings engine;
   engine::SamplingOptions sampling;
+
+  // --chat on a terminal with nothing to answer yet.
+  bool converses() const {
+    return input.chat && input.empty() && !json && ::isatty(STDIN_FILENO) == 1;
+  }
 };
 
 struct RunOutcome {
@@ -126,6 +134,34 @@ void print_json(const RunOutcome& outcome, const LoadedModel& loaded) {
   std::puts(json.dump(-1, ' ', false, nlohmann::json::error_handler_t::replace).c_str());
 }
 
+// A conversation on the terminal, until end of input. Ctrl-C stops an answer, not the talk.
+Result<int> converse(const RunOptions& options, LoadedModel& loaded) {
+  std::fputs("Write a message; an empty line or Ctrl-D ends, Ctrl-C stops an answer.\n", stderr);
+  std::vector<serve::ChatMessage> messages;
+  if (!options.input.system.empty()) {
+    messages.push_back({serve::Role::kSystem, options.input.system});
+  }
+  LineReader reader = TRY(LineReader::open("-", kMessageBytesMax));
+  while (true) {
+    std::fputs("> ", stdout);
+    std::fflush(stdout);
+    const Result<std::optional<Line>> line = reader.next();
+    if (!line && line.error().code == ErrorCode::kCancelled) {
+      std::fputc('\n', stdout);
+      return kExitInterrupted;
+    }
+    if (!line) return line.error();
+    if (!line->has_value() || (*line)->text.empty()) return kExitOk;
+    messages.push_back({serve::Role::kUser, std::string((*line)->text)});
+    std::vector<int32_t> prompt = TRY(loaded.codec().encode(messages));
+    const RunOutcome outcome = TRY(generate(options, loaded, std::move(prompt)));
+    std::fputc('\n', stdout);
+    if (!options.quiet) print_summary(outcome);
+    messages.push_back({serve::Role::kAssistant, outcome.text});
+    listen_for_interrupt();
+  }
+}
+
 void declare(Command& command, RunOptions& options) {
   add_prompt_arguments(command, options.input);
   command.argument("--raw", options.raw, "Show control tokens in the answer");
@@ -156,6 +192,7 @@ void echo_prompt(const RunOptions& options, const LoadedModel& loaded,
 Result<int> run(const RunOptions& options) {
   std::unique_ptr<LoadedModel> loaded = TRY(LoadedModel::open(options.model));
   TRY(loaded->start_engine(options.engine));
+  if (options.converses()) return converse(options, *loaded);
   std::vector<int32_t> prompt = TRY(encode_prompt(options.input, loaded->codec()));
   echo_prompt(options, *loaded, prompt);
   const RunOutcome outcome = TRY(generate(options, *loaded, std::move(prompt)));
@@ -183,15 +220,15 @@ int run_run(int argc, char** argv) {
   Command command("run", "Generates from a prompt and streams the answer.",
                   "  galley run \"Once upon a time\"\n"
                   "  galley run --chat \"What is the capital of France?\"\n"
+                  "  galley run --chat                     a conversation on the terminal\n"
                   "  galley run --ids 0,17,254 -t 0 -n 20 --json\n"
                   "  cat story.txt | galley run -m /models/DeepSeek-V4.1-Flash -\n"
                   "\nExit codes: 0 ok, 1 failed, 64 wrong usage, 130 interrupted (the text so far "
                   "is printed).\n");
   declare(command, options);
   if (const std::optional<int> code = command.parse(argc, argv)) return *code;
-  if (const std::string wrong = options.input.problem(); !wrong.empty()) {
-    return command.usage(wrong);
-  }
+  const std::string wrong = options.input.problem();
+  if (!wrong.empty() && !options.converses()) return command.usage(wrong);
   listen_for_interrupt();
   const Result<int> code = run(options);
   return code ? *code : command.fail(code.error());

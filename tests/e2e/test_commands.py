@@ -1,11 +1,12 @@
 """run, tokenize, eval and the settings: what they print, what they refuse, how they exit."""
 
 import json
+import os
+import pty
 import signal
-import time
 import unittest
 
-from galley_program import MODEL, SOURCE, GalleyTest
+from galley_program import BINARY, MODEL, GalleyTest
 
 VERBS = ["run", "batch", "eval", "tokenize", "bench", "verify", "doctor"]
 
@@ -124,6 +125,40 @@ class Run(GalleyTest):
         self.assertEqual(process.returncode, 130, stderr)
         (first + rest).decode()
         self.assertIn(b"(cancelled)", stderr)
+
+
+class Conversation(GalleyTest):
+    """`run --chat` on a terminal: a pseudo-terminal stands for one."""
+
+    def talk(self, *turns):
+        process, terminal = pty.fork()
+        if process == 0:
+            os.chdir(self.folder)
+            os.execve(BINARY, [BINARY, "run", "--chat", "-m", MODEL, "-n", "5", "--ignore-end"],
+                      self.environment())
+        text = b""
+        for turn in turns:
+            while not text.endswith(b"> "):
+                text += os.read(terminal, 4096)
+            os.write(terminal, turn)
+            text += os.read(terminal, len(turn))
+        try:
+            while chunk := os.read(terminal, 4096):
+                text += chunk
+        except OSError:  # the other side is gone
+            pass
+        os.close(terminal)
+        return text, os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+
+    def test_turns_until_an_empty_line(self):
+        text, code = self.talk(b"Hello\n", b"And you?\n", b"\n")
+        self.assertEqual(code, 0)
+        self.assertEqual(text.count(b"answer 5 tokens"), 2)
+
+    def test_ctrl_c_at_the_prompt_ends(self):
+        text, code = self.talk(b"Hello\n", b"\x03")
+        self.assertEqual(code, 130)
+        self.assertEqual(text.count(b"answer 5 tokens"), 1)
 
 
 class Tokenize(GalleyTest):
