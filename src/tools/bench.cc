@@ -1,6 +1,7 @@
 // galley bench: times against floors measured in the same run.
 #include <algorithm>
 #include <cstdio>
+#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -48,6 +49,13 @@ Result<Floors> measure_floors(Backend& backend, double gib) {
   return floors;
 }
 
+// Five digits: more would only be noise.
+double rounded(double value) {
+  char text[32];
+  std::snprintf(text, sizeof text, "%.5g", value);
+  return std::strtod(text, nullptr);
+}
+
 void print_case(const BenchCase& bench, const Floors& floors, const std::string& backend,
                 const std::string& machine) {
   const double bytes_s = bench.bytes / floors.bytes_per_s;
@@ -59,20 +67,20 @@ void print_case(const BenchCase& bench, const Floors& floors, const std::string&
   json["rows"] = bench.rows;
   json["sequences"] = bench.sequences;
   json["context"] = bench.context;
-  json["median_ms"] = 1e3 * bench.median_s;
+  json["median_ms"] = rounded(1e3 * bench.median_s);
   json["samples"] = bench.samples;
-  json["rows_per_s"] = bench.rows_per_s();
+  json["rows_per_s"] = rounded(bench.rows_per_s());
   if (bench.operations > 0) {
-    json["floor_ms"] = 1e3 * std::max(bytes_s, operations_s);
+    json["floor_ms"] = rounded(1e3 * std::max(bytes_s, operations_s));
     json["floor"] = bytes_s >= operations_s ? "bytes" : "operations";
-    json["ratio"] = bench.median_s / std::max(bytes_s, operations_s);
-    json["share_of_bandwidth"] = bytes_s / bench.median_s;
-    json["share_of_dot_peak"] = operations_s / bench.median_s;
-    json["operations"] = bench.operations;
-    json["read_bytes_per_s"] = floors.bytes_per_s;
-    json["dot_operations_per_s"] = floors.operations_per_s;
+    json["ratio"] = rounded(bench.median_s / std::max(bytes_s, operations_s));
+    json["share_of_bandwidth"] = rounded(bytes_s / bench.median_s);
+    json["share_of_dot_peak"] = rounded(operations_s / bench.median_s);
+    json["operations"] = rounded(bench.operations);
+    json["read_bytes_per_s"] = rounded(floors.bytes_per_s);
+    json["dot_operations_per_s"] = rounded(floors.operations_per_s);
   }
-  if (bench.bytes > 0) json["bytes"] = bench.bytes;
+  if (bench.bytes > 0) json["bytes"] = rounded(bench.bytes);
   json["bar"] = bench.bar;
   json["met"] = bench.met;
   json["threads"] = bench.threads;
