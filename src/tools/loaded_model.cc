@@ -42,6 +42,11 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const ModelSettings& sett
 }
 
 Result<void> LoadedModel::start_engine(const EngineSettings& settings) {
+  if (settings.context > config().positions_max) {
+    return Error{ErrorCode::kInvalid, "--context " + std::to_string(settings.context) +
+                                          " exceeds the model's " +
+                                          std::to_string(config().positions_max) + " positions"};
+  }
   const int64_t context =
       settings.context > 0 ? settings.context : std::min(kDefaultContext, config().positions_max);
   engine::GeneratorOptions options =

@@ -113,6 +113,7 @@ class Run(GalleyTest):
         refused("x", "-m", MODEL, "--system", "s", code=64, words=["--chat"])
         refused("-m", MODEL, stdin=b"\xff\xfe", words=["UTF-8"])
         refused("-m", MODEL, "--context", "16", stdin=b"word " * 100, words=["context"])
+        refused("x", "-m", MODEL, "--context", "999999999", words=["999999999", "positions"])
         (self.folder / "m.json").write_text('[{"role": "king", "content": "x"}]')
         refused("-m", MODEL, "--messages", "m.json", words=["m.json", "role"])
 
