@@ -3,7 +3,9 @@
 import json
 import os
 import pty
+import shutil
 import signal
+import subprocess
 import unittest
 
 from galley_program import BINARY, MODEL, GalleyTest
@@ -103,7 +105,6 @@ class Run(GalleyTest):
     def test_refusals(self):
         def refused(*arguments, code=1, words=(), **more):
             self.assert_fails(self.galley("run", *arguments, **more), code, *words)
-        refused("x", words=["models/nano", "--model"])
         refused("x", "-m", "nowhere", words=["nowhere"])
         refused("x", "-m", self.folder, words=[str(self.folder)])  # a folder without a model
         refused("x", "-m", MODEL, "--file", "y", code=64)
@@ -116,6 +117,15 @@ class Run(GalleyTest):
         refused("x", "-m", MODEL, "--context", "999999999", words=["999999999", "positions"])
         (self.folder / "m.json").write_text('[{"role": "king", "content": "x"}]')
         refused("-m", MODEL, "--messages", "m.json", words=["m.json", "role"])
+
+    def test_the_bundled_model_is_found_beside_the_program(self):
+        result = self.galley("run", "Once upon a time", "-n", "3", "--json")
+        self.assertEqual(result.returncode, 0, result.stderr)
+        self.assertTrue(json.loads(result.stdout)["model"].endswith("models/nano"))
+        shutil.copy(BINARY, self.folder / "alone")  # far from any model
+        result = subprocess.run([self.folder / "alone", "run", "x"], capture_output=True,
+                                cwd=self.folder, env=self.environment())
+        self.assert_fails(result, 1, "models/nano", "--model")
 
     def test_interrupt_keeps_the_text(self):
         process = self.start("run", "-m", MODEL, "--backend", "plain", "--threads", "1",
