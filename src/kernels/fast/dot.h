@@ -78,10 +78,19 @@ void attention_values(const Operand* p, int64_t p_stride, int64_t heads, const O
 // Entries scored at once.
 constexpr int64_t kIndexBlock = 16;
 
+// Queries that score the same entries together share the unpacking of their keys.
+constexpr int64_t kIndexRows = 8;
+
+struct IndexQuery {
+  const Operand* q;  // [heads, width]
+  const float* w;    // [heads]
+  float* scores;     // [kIndexBlock], out
+};
+
 // scores[j] = sum over heads of w[a] relu(q[a] . key j) for kIndexBlock records (Q4e8
-// codes, then scales). q [heads, width]. Channels in order, one lane a key.
-void index_scores(const uint8_t* const* records, const Operand* q, const float* w, int64_t heads,
-                  int64_t width, float* scores);
+// codes, then scales). Channels in order, heads in order, one lane a key.
+void index_scores(const uint8_t* const* records, const IndexQuery* queries, int64_t query_count,
+                  int64_t heads, int64_t width);
 constexpr int64_t kIndexWidthMax = 512;
 
 // Scratch slots that dot.h's functions use; callers take the others.

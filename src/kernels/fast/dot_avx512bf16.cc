@@ -95,8 +95,8 @@ GALLEY_INLINE void add_fp4(__m512 (&sum)[R][C], const uint8_t* w, int64_t row_by
 }
 
 template <int R, int C>
-void fused_fp4(const uint8_t* w, const uint8_t* scale, int64_t k, const Span& span,
-               const RowsOfX& rows) {
+GALLEY_INLINE void fused_fp4(const uint8_t* w, const uint8_t* scale, int64_t k, const Span& span,
+                             const RowsOfX& rows) {
   const int64_t row_bytes = k / 2;
   const int64_t blocks = (k + 31) / 32;
   const __m512i table = load_table(kTables.fp4);
@@ -167,8 +167,8 @@ GALLEY_INLINE void add_fp8(__m512 (&sum)[R][C], const uint8_t* w, int64_t k, int
 
 // `scales`: one vector a chunk, of the tile these rows lie in.
 template <int R, int C>
-void fused_fp8(const uint8_t* w, const float* scales, int64_t k, const Span& span,
-               const RowsOfX& rows) {
+GALLEY_INLINE void fused_fp8(const uint8_t* w, const float* scales, int64_t k, const Span& span,
+                             const RowsOfX& rows) {
   const Fp8Table table = load_fp8_table();
   const uint16_t* x[R];
 #pragma GCC unroll 8
@@ -184,7 +184,7 @@ void fused_fp8(const uint8_t* w, const float* scales, int64_t k, const Span& spa
 }
 
 template <int R, int C>
-void fused_bf16(const uint16_t* w, int64_t k, const Span& span, const RowsOfX& rows) {
+GALLEY_INLINE void fused_bf16(const uint16_t* w, int64_t k, const Span& span, const RowsOfX& rows) {
   __m512 sum[R][C];
   start_sums<R, C>(sum, span);
   for (int64_t chunk = span.begin; chunk < span.end; ++chunk) {
@@ -381,20 +381,30 @@ void fused(const WeightView& weight, int64_t begin, int64_t count, const RowsOfX
       spread_scales(weight.scale + first / 32 * blocks, blocks, 1, scales);
     }
     for (int64_t chunk = 0; chunk < chunks; chunk += span_chunks) {
-      for_outputs<C>(end - first, [&](auto outputs, int64_t o) {
-        constexpr int kOutputs = decltype(outputs)::value;
-        const Span span = {chunk, std::min(chunks, chunk + span_chunks), chunks,
-                           carry + o * R * 16};
-        const RowsOfX at = {rows.x, rows.sums + (first - begin) + o, rows.stride};
-        const int64_t row = first + o;
-        if (weight.format == WeightFormat::kFp4Row32) {
-          fused_fp4<R, kOutputs>(bytes + row * (k / 2), weight.scale + row * blocks, k, span, at);
-        } else if (weight.format == WeightFormat::kFp8Tile32) {
-          fused_fp8<R, kOutputs>(bytes + row * k, scales, k, span, at);
-        } else {
-          fused_bf16<R, kOutputs>(static_cast<const uint16_t*>(weight.data) + row * k, k, span, at);
-        }
-      });
+      const Span whole = {chunk, std::min(chunks, chunk + span_chunks), chunks, carry};
+      const RowsOfX out = {rows.x, rows.sums + (first - begin), rows.stride};
+      const int64_t outputs = end - first;
+      if (weight.format == WeightFormat::kFp4Row32) {
+        for_outputs<C>(outputs, [&](auto c, int64_t o) {
+          const Span span = {whole.begin, whole.end, chunks, carry + o * R * 16};
+          fused_fp4<R, decltype(c)::value>(bytes + (first + o) * (k / 2),
+                                           weight.scale + (first + o) * blocks, k, span,
+                                           {out.x, out.sums + o, out.stride});
+        });
+      } else if (weight.format == WeightFormat::kFp8Tile32) {
+        for_outputs<C>(outputs, [&](auto c, int64_t o) {
+          const Span span = {whole.begin, whole.end, chunks, carry + o * R * 16};
+          fused_fp8<R, decltype(c)::value>(bytes + (first + o) * k, scales, k, span,
+                                           {out.x, out.sums + o, out.stride});
+        });
+      } else {
+        for_outputs<C>(outputs, [&](auto c, int64_t o) {
+          const Span span = {whole.begin, whole.end, chunks, carry + o * R * 16};
+          fused_bf16<R, decltype(c)::value>(
+              static_cast<const uint16_t*>(weight.data) + (first + o) * k, k, span,
+              {out.x, out.sums + o, out.stride});
+        });
+      }
     }
     first = end;
   }

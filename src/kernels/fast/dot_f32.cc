@@ -9,6 +9,7 @@
 #include <array>
 #include <cstring>
 
+#include "kernels/fast/codes.h"
 #include "kernels/fast/dot.h"
 #include "kernels/fast/quantise.h"
 #include "kernels/fast/simd.h"
@@ -21,48 +22,106 @@ constexpr int64_t kGroup = 32;
 constexpr int64_t kPanelOutputs = 8;
 constexpr int64_t kSteps = kGroup / kLanes;  // vectors in a group
 
-// A UE8M0 byte as f32.
-GALLEY_INLINE float scale_of(const uint8_t* scale, int64_t group) {
-  return e8m0_to_f32(scale[group]);
+// One group of 32 channels of a weight row, `left` of them present, as f32.
+GALLEY_INLINE void unpack_fp4(const uint8_t* w, int64_t left, VecF (&v)[kSteps]) {
+  if (left >= kGroup) {
+    unpack_e2m1(w, v);
+    return;
+  }
+  uint8_t rest[kGroup / 2] = {};
+  std::memcpy(rest, w, static_cast<size_t>(left / 2));
+  unpack_e2m1(rest, v);
 }
 
-GALLEY_INLINE void unpack_fp4_row(const uint8_t* w, int64_t k, float* out) {
-  for (int64_t at = 0; at < k; at += kGroup) {
-    const int64_t count = std::min(kGroup, k - at);
-    HWY_ALIGN uint8_t codes[kGroup] = {};
-    for (int64_t i = 0; i < count / 2; ++i) {
-      codes[2 * i] = w[at / 2 + i] & 15U;
-      codes[2 * i + 1] = w[at / 2 + i] >> 4;
-    }
-    for (int64_t i = 0; i < kGroup; i += kLanes) {
-      const VecU code = hn::PromoteTo(kU32, hn::Load(U8(), codes + i));
-      const VecU magnitude = hn::And(code, hn::Set(kU32, 7));
-      // Codes 0 and 1 have no hidden bit: read them as 1 and 1.5, take 1 away.
-      const auto small = hn::Lt(magnitude, hn::Set(kU32, 2));
-      const VecU bias = hn::IfThenElse(small, hn::Set(kU32, 127U << 23), hn::Set(kU32, 126U << 23));
-      const VecF value = hn::Sub(hn::BitCast(kF32, hn::Add(hn::ShiftLeft<22>(magnitude), bias)),
-                                 hn::IfThenElseZero(hn::RebindMask(kF32, small), set(1.0F)));
-      const VecU sign = hn::ShiftLeft<28>(hn::And(code, hn::Set(kU32, 8)));
-      store(hn::BitCast(kF32, hn::Or(hn::BitCast(kU32, value), sign)), out + at + i);
-    }
+GALLEY_INLINE void unpack_fp8(const uint8_t* w, int64_t left, VecF (&v)[kSteps]) {
+  uint8_t rest[kGroup] = {};
+  if (left < kGroup) {
+    std::memcpy(rest, w, static_cast<size_t>(left));
+    w = rest;
+  }
+#pragma GCC unroll 8
+  for (int64_t n = 0; n < kSteps; ++n) v[n] = decode_e4m3(load_bytes(w + n * kLanes));
+}
+
+template <class T>
+GALLEY_INLINE void unpack_wide(const T* w, int64_t left, VecF (&v)[kSteps]) {
+#pragma GCC unroll 8
+  for (int64_t n = 0; n < kSteps; ++n) {
+    const int64_t some = left - n * kLanes;
+    v[n] = some > 0 ? load(w + n * kLanes, some) : zero();
   }
 }
 
-GALLEY_INLINE void unpack_fp8_row(const uint8_t* w, int64_t k, float* out) {
-  for (int64_t at = 0; at < k; at += kLanes) {
-    HWY_ALIGN uint8_t codes[kLanes] = {};
-    std::memcpy(codes, w + at, static_cast<size_t>(std::min(kLanes, k - at)));
-    const VecU code = hn::PromoteTo(kU32, hn::Load(U8(), codes));
-    const VecU magnitude = hn::And(code, hn::Set(kU32, 0x7FU));
-    const auto small = hn::Lt(magnitude, hn::Set(kU32, 8));
-    const VecU bias = hn::IfThenElse(small, hn::Set(kU32, 121U << 23), hn::Set(kU32, 120U << 23));
-    const VecF value = hn::Sub(hn::BitCast(kF32, hn::Add(hn::ShiftLeft<20>(magnitude), bias)),
-                               hn::IfThenElseZero(hn::RebindMask(kF32, small), set(0x1p-6F)));
-    const auto nan = hn::Eq(magnitude, hn::Set(kU32, 0x7FU));
-    const VecU bits = hn::IfThenElse(nan, hn::Set(kU32, 0x7FC00000U), hn::BitCast(kU32, value));
-    const VecU sign = hn::ShiftLeft<24>(hn::And(code, hn::Set(kU32, 0x80U)));
-    store(hn::BitCast(kF32, hn::Or(bits, sign)), out + at);
+// Calls body(unpack, scale): unpack(row, group, v) for a weight row, and the row's scale
+// bytes, null where there are none.
+template <class Body>
+GALLEY_INLINE void with_format(const WeightView& weight, Body&& body) {
+  const int64_t k = weight.in;
+  const int64_t groups = (k + kGroup - 1) / kGroup;
+  const auto* bytes = static_cast<const uint8_t*>(weight.data);
+  switch (weight.format) {
+    case WeightFormat::kFp4Row32:
+      return body(
+          [=](int64_t row, int64_t g, VecF(&v)[kSteps]) __attribute__((always_inline)) {
+            unpack_fp4(bytes + row * (k / 2) + g * kGroup / 2, k - g * kGroup, v);
+          },
+          [=](int64_t row) { return weight.scale + row * groups; });
+    case WeightFormat::kFp8Tile32:
+      return body(
+          [=](int64_t row, int64_t g, VecF(&v)[kSteps]) __attribute__((always_inline)) {
+            unpack_fp8(bytes + row * k + g * kGroup, k - g * kGroup, v);
+          },
+          [=](int64_t row) { return weight.scale + row / 32 * groups; });
+    case WeightFormat::kBf16:
+      return body(
+          [=](int64_t row, int64_t g, VecF(&v)[kSteps]) __attribute__((always_inline)) {
+            unpack_wide(static_cast<const Bf16*>(weight.data) + row * k + g * kGroup,
+                        k - g * kGroup, v);
+          },
+          [](int64_t) { return static_cast<const uint8_t*>(nullptr); });
+    case WeightFormat::kF32:
+      return body(
+          [=](int64_t row, int64_t g, VecF(&v)[kSteps]) __attribute__((always_inline)) {
+            unpack_wide(static_cast<const float*>(weight.data) + row * k + g * kGroup,
+                        k - g * kGroup, v);
+          },
+          [](int64_t) { return static_cast<const uint8_t*>(nullptr); });
   }
+}
+
+GALLEY_INLINE float scale_at(const uint8_t* scale, int64_t group) {
+  return scale == nullptr ? 1.0F : decode_e8m0(scale[group]);
+}
+
+// One or two rows of x: weights go from unpacking straight into the products.
+template <int R>
+void few_rows(const WeightView& weight, int64_t begin, int64_t count, const float* const* x,
+              float* sums, int64_t stride) {
+  const int64_t groups = (weight.in + kGroup - 1) / kGroup;
+  with_format(weight, [&](auto&& unpack, auto&& scale_of) {
+    for (int64_t o = 0; o < count; ++o) {
+      const uint8_t* scale = scale_of(begin + o);
+      VecF sum[R];
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) sum[r] = zero();
+      for (int64_t g = 0; g < groups; ++g) {
+        VecF w[kSteps];
+        unpack(begin + o, g, w);
+        const VecF s = set(scale_at(scale, g));
+#pragma GCC unroll 2
+        for (int r = 0; r < R; ++r) {
+          VecF t = zero();
+#pragma GCC unroll 8
+          for (int64_t n = 0; n < kSteps; ++n) {
+            t = hn::MulAdd(w[n], load(x[r] + g * kGroup + n * kLanes), t);
+          }
+          sum[r] = hn::MulAdd(t, s, sum[r]);
+        }
+      }
+#pragma GCC unroll 2
+      for (int r = 0; r < R; ++r) sums[r * stride + o] = sum_lanes(sum[r]);
+    }
+  });
 }
 
 // R rows of x against C weight rows, each [groups][32] f32.
@@ -134,42 +193,29 @@ void pack_operand(const Bf16* x, int64_t k, bool quantise, Layout layout, Operan
 
 void dot(const WeightView& weight, int64_t begin, int64_t count, const Operand* const* x,
          int64_t rows, float* sums, int64_t sum_stride, fast::Scratch& scratch) {
-  const int64_t k = weight.in;
-  const int64_t groups = (k + kGroup - 1) / kGroup;
+  if (count <= 0 || rows <= 0) return;
+  if (rows == 1) return few_rows<1>(weight, begin, count, x, sums, sum_stride);
+  if (rows == 2) return few_rows<2>(weight, begin, count, x, sums, sum_stride);
+  const int64_t groups = (weight.in + kGroup - 1) / kGroup;
   const int64_t padded = groups * kGroup;
   float* panel = scratch.get<float>(kDotPanel, kPanelOutputs * padded);
   float* scales = scratch.get<float>(kDotScale, kPanelOutputs * groups);
-  const auto* bytes = static_cast<const uint8_t*>(weight.data);
   for (int64_t o = 0; o < count; o += kPanelOutputs) {
     const int64_t outputs = std::min(kPanelOutputs, count - o);
-    for (int64_t c = 0; c < outputs; ++c) {
-      const int64_t row = begin + o + c;
-      float* to = panel + c * padded;
-      const uint8_t* scale = nullptr;
-      std::memset(to + padded - kGroup, 0, kGroup * sizeof(float));
-      switch (weight.format) {
-        case WeightFormat::kFp4Row32:
-          unpack_fp4_row(bytes + row * (k / 2), k, to);
-          scale = weight.scale + row * groups;
-          break;
-        case WeightFormat::kFp8Tile32:
-          unpack_fp8_row(bytes + row * k, k, to);
-          scale = weight.scale + row / 32 * groups;
-          break;
-        case WeightFormat::kBf16: {
-          const auto* w = static_cast<const Bf16*>(weight.data) + row * k;
-          for_lanes(k, [&](int64_t i, int64_t n) { store(load(w + i, n), to + i, n); });
-          break;
+    with_format(weight, [&](auto&& unpack, auto&& scale_of) {
+      for (int64_t c = 0; c < outputs; ++c) {
+        const uint8_t* scale = scale_of(begin + o + c);
+        for (int64_t g = 0; g < groups; ++g) {
+          VecF w[kSteps];
+          unpack(begin + o + c, g, w);
+#pragma GCC unroll 8
+          for (int64_t n = 0; n < kSteps; ++n) {
+            store(w[n], panel + c * padded + g * kGroup + n * kLanes);
+          }
+          scales[c * groups + g] = scale_at(scale, g);
         }
-        case WeightFormat::kF32:
-          std::memcpy(to, static_cast<const float*>(weight.data) + row * k,
-                      static_cast<size_t>(k) * sizeof(float));
-          break;
       }
-      for (int64_t g = 0; g < groups; ++g) {
-        scales[c * groups + g] = scale == nullptr ? 1.0F : scale_of(scale, g);
-      }
-    }
+    });
     int64_t r = 0;
     for (; r + 2 <= rows; r += 2) {
       panel_rows<2>(panel, padded, scales, groups, outputs, x + r, sums + r * sum_stride + o,

@@ -91,13 +91,27 @@ GALLEY_INLINE void gather_records(const IndexRow& row, const Eligible& eligible,
   for (; j < kIndexBlock; ++j) records[j] = records[count - 1];
 }
 
-// scores[i - begin] of eligible entries [begin, end); scores has room for whole blocks.
-void score_entries(const IndexRow& row, const Eligible& eligible, const Operand* q, const float* w,
-                   const IndexShape& shape, int64_t begin, int64_t end, float* scores) {
+// A row's query as index_scores wants it, and where its scores go.
+struct Scorer {
+  IndexQuery query;
+  int64_t count;  // entries it may score
+};
+
+// Scores of entries [begin, end) of `eligible` for every scorer, each up to its own count;
+// scorer.query.scores is the place of entry `begin` and has room for whole blocks.
+void score_entries(const IndexRow& row, const Eligible& eligible, const IndexShape& shape,
+                   const Scorer* scorers, int64_t scorer_count, int64_t begin, int64_t end) {
   const uint8_t* records[kIndexBlock];
+  IndexQuery queries[kIndexRows];
   for (int64_t i = begin; i < end; i += kIndexBlock) {
     gather_records(row, eligible, i, std::min(kIndexBlock, end - i), records);
-    index_scores(records, q, w, shape.heads, shape.head_dim, scores + (i - begin));
+    int64_t count = 0;
+    for (int64_t s = 0; s < scorer_count; ++s) {
+      if (scorers[s].count <= i) continue;
+      queries[count] = scorers[s].query;
+      queries[count++].scores += i - begin;
+    }
+    index_scores(records, queries, count, shape.heads, shape.head_dim);
   }
 }
 
@@ -270,26 +284,63 @@ void FastOps::index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weigh
         for_parts((scored.count + kSpan - 1) / kSpan, scored.count * entry_cost,
                   [&](int64_t part, int) {
                     const int64_t begin = part * kSpan;
-                    score_entries(row, scored, q, w, shape, begin,
-                                  std::min(scored.count, begin + kSpan), scores + begin);
+                    const Scorer scorer = {{q, w, scores + begin}, scored.count};
+                    score_entries(row, scored, shape, &scorer, 1, begin,
+                                  std::min(scored.count, begin + kSpan));
                   });
       }
       choose(row, scores, 0);
     }
     return;
   }
-  for_parts(queries.rows, entries * entry_cost + queries.rows * 500, [&](int64_t r, int thread) {
-    const IndexRow& row = row_of[r];
-    const Eligible scored = scored_set(row);
+  // Neighbouring rows of one sequence score the same keys: a part takes several and
+  // unpacks each key once for them.
+  const int64_t rows_per_part =
+      std::clamp<int64_t>(queries.rows / (4 * pool_.thread_count()), 1, kIndexRows);
+  const auto same_keys = [&](int64_t a, int64_t b) {
+    return row_of[a].keys.pool == row_of[b].keys.pool &&
+           row_of[a].keys.page_table == row_of[b].keys.page_table &&
+           scored_set(row_of[a]).pool == nullptr && scored_set(row_of[b]).pool == nullptr;
+  };
+  const int64_t parts = (queries.rows + rows_per_part - 1) / rows_per_part;
+  for_parts(parts, entries * entry_cost + queries.rows * 500, [&](int64_t part, int thread) {
     fast::Scratch& scratch = scratch_[thread];
-    float* scores = scratch.get<float>(kScores, scored.count + kIndexBlock);
-    if (scores_needed(row)) {
-      float w[kHeadsMax];
-      weights_of(r, w);
-      const Operand* q = query_of(r, scratch.get<Operand>(kKeys, query_size));
-      score_entries(row, scored, q, w, shape, 0, scored.count, scores);
+    const int64_t end = std::min(queries.rows, (part + 1) * rows_per_part);
+    for (int64_t first = part * rows_per_part; first < end;) {
+      int64_t last = first + 1;
+      while (last < end && same_keys(first, last)) ++last;
+      const int64_t count = last - first;
+      int64_t longest = 0;
+      for (int64_t r = first; r < last; ++r) {
+        longest = std::max(longest, scored_set(row_of[r]).count);
+      }
+      const int64_t stride = longest + kIndexBlock;
+      float* scores = scratch.get<float>(kScores, count * stride);
+      float* w = scratch.get<float>(kOwnWeights, count * kHeadsMax);
+      Operand* wide = scratch.get<Operand>(kKeys, count * query_size);
+      Scorer scorers[kIndexRows];
+      int64_t scorer_count = 0;
+      longest = 0;
+      const IndexRow* with_most = &row_of[first];
+      for (int64_t r = first; r < last; ++r) {
+        if (!scores_needed(row_of[r])) continue;
+        const int64_t i = r - first;
+        weights_of(r, w + i * kHeadsMax);
+        scorers[scorer_count++] = {
+            {query_of(r, wide + i * query_size), w + i * kHeadsMax, scores + i * stride},
+            scored_set(row_of[r]).count};
+        if (scorers[scorer_count - 1].count > longest) {
+          longest = scorers[scorer_count - 1].count;
+          with_most = &row_of[r];
+        }
+      }
+      if (scorer_count > 0) {
+        score_entries(*with_most, scored_set(*with_most), shape, scorers, scorer_count, 0, longest);
+      }
+      for (int64_t r = first; r < last; ++r)
+        choose(row_of[r], scores + (r - first) * stride, thread);
+      first = last;
     }
-    choose(row, scores, thread);
   });
 }
 

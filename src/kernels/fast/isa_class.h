@@ -29,6 +29,7 @@ enum Slot : int {
   kKeys,
   kScores,
   kOutput,
+  kOwnWeights,
 };
 
 class FastOps final : public Ops {

@@ -274,8 +274,8 @@ void attention_values(const Operand* p, int64_t p_stride, int64_t heads, const O
   }
 }
 
-void index_scores(const uint8_t* const* records, const Operand* q, const float* w, int64_t heads,
-                  int64_t width, float* scores) {
+void index_scores(const uint8_t* const* records, const IndexQuery* queries, int64_t query_count,
+                  int64_t heads, int64_t width) {
   __m512i pairs[kIndexWidthMax / 2];
   __m512 scales[kIndexWidthMax / 32];
   transpose_keys(records, width, pairs);
@@ -284,18 +284,22 @@ void index_scores(const uint8_t* const* records, const Operand* q, const float* 
     for (int64_t j = 0; j < kIndexBlock; ++j) of_key[j] = records[j][width / 2 + g];
     scales[g] = decode_scales(_mm_load_si128(reinterpret_cast<const __m128i*>(of_key)));
   }
-  __m512 total = _mm512_setzero_ps();
-  int64_t a = 0;
-  for (; a + 8 <= heads; a += 8) {
-    total = add_heads<8>(pairs, scales, q + a * width, w + a, width, total);
+  for (int64_t i = 0; i < query_count; ++i) {
+    const uint16_t* q = queries[i].q;
+    const float* w = queries[i].w;
+    __m512 total = _mm512_setzero_ps();
+    int64_t a = 0;
+    for (; a + 8 <= heads; a += 8) {
+      total = add_heads<8>(pairs, scales, q + a * width, w + a, width, total);
+    }
+    for (; a + 4 <= heads; a += 4) {
+      total = add_heads<4>(pairs, scales, q + a * width, w + a, width, total);
+    }
+    for (; a < heads; ++a) {
+      total = add_heads<1>(pairs, scales, q + a * width, w + a, width, total);
+    }
+    _mm512_storeu_ps(queries[i].scores, total);
   }
-  for (; a + 4 <= heads; a += 4) {
-    total = add_heads<4>(pairs, scales, q + a * width, w + a, width, total);
-  }
-  for (; a < heads; ++a) {
-    total = add_heads<1>(pairs, scales, q + a * width, w + a, width, total);
-  }
-  _mm512_storeu_ps(scores, total);
 }
 
 }  // namespace galley::kernels::GALLEY_ISA

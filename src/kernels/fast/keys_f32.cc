@@ -75,28 +75,17 @@ GALLEY_INLINE void value_tile(const float* p, int64_t p_stride, const float* val
 void read_window_record(const uint8_t* record, int64_t width, Operand* x) {
   const uint8_t* scales = record + width;
   for (int64_t at = 0; at < width; at += kLanes) {
-    const VecF scale = set(e8m0_to_f32(scales[at / 32]));
+    const VecF scale = set(decode_e8m0(scales[at / 32]));
     store(hn::Mul(decode_e4m3(load_bytes(record + at)), scale), x + at);
   }
 }
 
 void read_global_record(const uint8_t* record, int64_t width, Operand* x) {
   const uint8_t* scales = record + width / 2;
-  HWY_ALIGN uint8_t codes[16];
-  for (int64_t at = 0; at < width; at += 16) {
-    const VecF scale = set(e4m3_to_f32(scales[at / 16]));
-    for (int64_t i = 0; i < 8; ++i) {
-      const uint8_t pair = record[at / 2 + i];
-      codes[2 * i] = pair & 15U;
-      codes[2 * i + 1] = pair >> 4;
-    }
-    for (int64_t i = 0; i < 16; i += kLanes) {
-      const VecU code = load_bytes(codes + i);
-      const VecF magnitude = e2m1_magnitude(hn::And(code, hn::Set(kU32, 7)));
-      const VecU sign = hn::ShiftLeft<28>(hn::And(code, hn::Set(kU32, 8)));
-      const VecF value = hn::BitCast(kF32, hn::Or(hn::BitCast(kU32, magnitude), sign));
-      store(hn::Mul(value, scale), x + at + i);
-    }
+  for (int64_t at = 0; at < width; at += 32) {
+    const VecF low = set(e4m3_to_f32(scales[at / 16]));
+    const VecF high = set(e4m3_to_f32(scales[at / 16 + 1]));
+    unpack_e2m1(record + at / 2, x + at, low, high);
   }
 }
 
@@ -106,7 +95,7 @@ void attention_scores(const Operand* q, int64_t heads, const Operand* keys, int6
   for (; j + 4 <= key_count; j += 4) {
     score_keys<4>(q, heads, keys + j * key_stride(width), width, scores + j, stride);
   }
-  for (; j < key_count; ++j) {
+  for (int64_t left = key_count % 4; left > 0; --left, ++j) {
     score_keys<1>(q, heads, keys + j * key_stride(width), width, scores + j, stride);
   }
 }
@@ -124,32 +113,34 @@ void attention_values(const Operand* p, int64_t p_stride, int64_t heads, const O
   }
 }
 
-void index_scores(const uint8_t* const* records, const Operand* q, const float* w, int64_t heads,
-                  int64_t width, float* scores) {
-  // Channels by keys: one key a lane.
-  HWY_ALIGN float keys[kIndexWidthMax][kIndexBlock];
-  HWY_ALIGN float scales[kIndexWidthMax / 32][kIndexBlock];
+void index_scores(const uint8_t* const* records, const IndexQuery* queries, int64_t query_count,
+                  int64_t heads, int64_t width) {
+  HWY_ALIGN float keys[kIndexBlock * key_stride(kIndexWidthMax)];
   for (int64_t j = 0; j < kIndexBlock; ++j) {
-    for (int64_t i = 0; i < width / 2; ++i) {
-      keys[2 * i][j] = e2m1_to_f32(records[j][i] & 15U);
-      keys[2 * i + 1][j] = e2m1_to_f32(records[j][i] >> 4);
+    float* key = keys + j * key_stride(width);
+    for (int64_t g = 0; g < width / 32; ++g) {
+      const VecF scale = set(decode_e8m0(records[j][width / 2 + g]));
+      unpack_e2m1(records[j] + 16 * g, key + 32 * g, scale, scale);
     }
-    for (int64_t g = 0; g < width / 32; ++g) scales[g][j] = e8m0_to_f32(records[j][width / 2 + g]);
   }
-  for (int64_t lane = 0; lane < kIndexBlock; lane += kLanes) {
-    VecF total = zero();
-    for (int64_t a = 0; a < heads; ++a) {
-      VecF sum = zero();
-      for (int64_t g = 0; g < width / 32; ++g) {
-        VecF t = zero();
-        for (int64_t c = 32 * g; c < 32 * g + 32; ++c) {
-          t = hn::MulAdd(load(keys[c] + lane), set(q[a * width + c]), t);
+  constexpr int64_t kHeads = 8;
+  for (int64_t i = 0; i < query_count; ++i) {
+    HWY_ALIGN float products[kHeads * kIndexBlock];
+    HWY_ALIGN float total[kIndexBlock] = {};
+    for (int64_t first = 0; first < heads; first += kHeads) {
+      const int64_t some = std::min(kHeads, heads - first);
+      attention_scores(queries[i].q + first * width, some, keys, kIndexBlock, width, products,
+                       kIndexBlock);
+      for (int64_t a = 0; a < some; ++a) {
+        const VecF w = set(queries[i].w[first + a]);
+        for (int64_t lane = 0; lane < kIndexBlock; lane += kLanes) {
+          // Max hands on NaN as its second operand.
+          const VecF positive = hn::Max(zero(), load(products + a * kIndexBlock + lane));
+          store(hn::Add(load(total + lane), hn::Mul(positive, w)), total + lane);
         }
-        sum = hn::MulAdd(t, load(scales[g] + lane), sum);
       }
-      total = hn::Add(total, hn::Mul(hn::Max(zero(), sum), set(w[a])));
     }
-    store(total, scores + lane);
+    std::memcpy(queries[i].scores, total, sizeof(total));
   }
 }
 

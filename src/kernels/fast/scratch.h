@@ -13,7 +13,7 @@ namespace galley::kernels::fast {
 
 class Scratch {
  public:
-  static constexpr int kSlots = 12;
+  static constexpr int kSlots = 13;
 
   // At least `count` elements, 64-byte aligned; contents are whatever was there.
   // The memory of a slot is valid until the slot is asked for again.

@@ -140,15 +140,8 @@ GALLEY_INLINE void for_lanes(int64_t n, Body&& body) {
   if (i < n) body(i, n - i);
 }
 
-// Sum over lanes by halves: lane l with l + half, and so on down; one fixed order.
-GALLEY_INLINE float sum_lanes(VecF v) {
-  HWY_ALIGN float lanes[kLanes];
-  hn::Store(v, kF32, lanes);
-  for (int64_t half = kLanes / 2; half > 0; half /= 2) {
-    for (int64_t l = 0; l < half; ++l) lanes[l] += lanes[l + half];
-  }
-  return lanes[0];
-}
+// Sum over lanes by a fixed tree.
+GALLEY_INLINE float sum_lanes(VecF v) { return hn::GetLane(hn::SumOfLanes(kF32, v)); }
 GALLEY_INLINE float max_lanes(VecF v) { return hn::GetLane(hn::MaxOfLanes(kF32, v)); }
 
 // Highway's Exp answers 0 for NaN and wraps where the result leaves f32; ours does not.
