@@ -19,7 +19,7 @@ struct Backend {
 
 // What --help says of the names.
 inline constexpr std::string_view kBackendHelp =
-    "Kernels: auto, fast (SIMD), fast-avx512bf16, fast-avx2, plain (reference loops)";
+    "Kernels: SIMD of this machine, of one instruction set, or plain reference loops";
 
 // `threads` 0: as many as this process may use. kInvalid for an unknown name, kUnsupported for
 // an instruction set that this machine lacks.

@@ -83,10 +83,12 @@ struct Command::State {
       return app.add_flag(flags, target, help);
     } else {
       CLI::Option* option = app.add_option(flags, target, help);
-      if constexpr (!std::is_same_v<T, std::vector<std::string>>) option->capture_default_str();
+      if constexpr (std::is_same_v<T, std::vector<std::string>>) {
+        // A flag that may repeat takes one value each time, not all that follow.
+        if (flags.starts_with('-')) option->allow_extra_args(false);
+      }
       if constexpr (std::is_same_v<T, std::string>) {
         option->type_name("TEXT");
-        if (target.empty()) option->default_str("");
       } else if constexpr (!std::is_same_v<T, std::vector<std::string>>) {
         option->type_name("NUMBER");
       }
@@ -98,6 +100,10 @@ struct Command::State {
   CLI::Option* add_setting(const std::string& flags, T& target, const std::string& help) {
     CLI::Option* option = add(flags, target, help);
     option->group("Settings");
+    if constexpr (!std::is_same_v<T, bool>) option->capture_default_str();
+    if constexpr (std::is_same_v<T, std::string>) {
+      if (target.empty()) option->default_str("");
+    }
     settings.push_back({long_name(flags), option, [&target] { return as_toml(target); }});
     return option;
   }
@@ -239,7 +245,7 @@ Command::Option Command::argument(const std::string& flags, std::string& target,
                                   const std::string& help) {
   return wrap(state_->add(flags, target, help));
 }
-Command::Option Command::argument(const std::string& flags, int64_t& target,
+Command::Option Command::argument(const std::string& flags, int32_t& target,
                                   const std::string& help) {
   return wrap(state_->add(flags, target, help));
 }

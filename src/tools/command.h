@@ -54,7 +54,7 @@ class Command {
 
   // `flags` as above, or a bare word for a positional argument.
   Option argument(const std::string& flags, std::string& target, const std::string& help);
-  Option argument(const std::string& flags, int64_t& target, const std::string& help);
+  Option argument(const std::string& flags, int32_t& target, const std::string& help);
   Option argument(const std::string& flags, bool& target, const std::string& help);
   Option argument(const std::string& flags, std::vector<std::string>& target,
                   const std::string& help);

@@ -32,6 +32,8 @@ struct RunOptions {
   bool json = false;
   bool quiet = false;
   bool ignore_end = false;
+  std::vector<std::string> logit_bias;
+  int32_t logprobs = -1;
   int32_t output_tokens_max = 512;
   ModelSettings model;
   EngineSettings engine;
@@ -46,6 +48,7 @@ struct RunOptions {
 struct RunOutcome {
   std::string text;
   std::vector<int32_t> ids;
+  nlohmann::ordered_json logprobs;  // one entry a token, if asked for
   engine::FinishReason finish = engine::FinishReason::kNone;
   int64_t prompt_tokens = 0;
   double first_token_s = 0;  // from the start of prefill
@@ -54,6 +57,14 @@ struct RunOutcome {
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+nlohmann::ordered_json describe_logprobs(const engine::TokenEvent& event) {
+  nlohmann::ordered_json json = {{"id", event.token}, {"logprob", event.logprob}};
+  for (const engine::TokenLogprob& one : event.top_logprobs) {
+    json["top"].push_back({{"id", one.token}, {"logprob", one.logprob}});
+  }
+  return json;
 }
 
 // Runs the one sequence to its end, printing as it goes unless --json collects.
@@ -88,6 +99,7 @@ Result<RunOutcome> generate(const RunOptions& options, LoadedModel& loaded,
       if (!event.has_token) continue;
       if (outcome.ids.empty()) first = Clock::now();
       outcome.ids.push_back(event.token);
+      if (options.logprobs >= 0) outcome.logprobs.push_back(describe_logprobs(event));
       if (event.finish != engine::FinishReason::kStop || options.raw)
         show(decoder.push(event.token));
     }
@@ -121,6 +133,7 @@ void print_json(const RunOutcome& outcome, const LoadedModel& loaded) {
   nlohmann::ordered_json json;
   json["text"] = outcome.text;
   json["ids"] = outcome.ids;
+  if (!outcome.logprobs.is_null()) json["logprobs"] = outcome.logprobs;
   json["finish_reason"] = engine::finish_name(outcome.finish);
   json["usage"] = {{"prompt_tokens", outcome.prompt_tokens},
                    {"completion_tokens", outcome.ids.size()}};
@@ -167,6 +180,15 @@ void declare(Command& command, RunOptions& options) {
   command.argument("--raw", options.raw, "Show control tokens in the answer");
   command.argument("--ignore-end", options.ignore_end, "Go on after the end token");
   command.argument("-q,--quiet", options.quiet, "No summary line on stderr");
+  command
+      .argument("--logit-bias", options.logit_bias,
+                "Added to a token's logit, e.g. 17=-5; may repeat")
+      .value_name("ID=X");
+  command
+      .argument("--logprobs", options.logprobs,
+                "With --json: log-probabilities, and those of the N best tokens")
+      .range(0, engine::kTopLogprobsMax)
+      .value_name("N");
   command.argument("--json", options.json, "One JSON object instead of text and summary");
   command.setting("-n,--max-tokens", options.output_tokens_max, "Longest answer in tokens")
       .range(1, 1e9)
@@ -229,6 +251,13 @@ int run_run(int argc, char** argv) {
   if (const std::optional<int> code = command.parse(argc, argv)) return *code;
   const std::string wrong = options.input.problem();
   if (!wrong.empty() && !options.converses()) return command.usage(wrong);
+  for (const std::string& text : options.logit_bias) {
+    const auto bias = parse_logit_bias(text);
+    if (!bias) return command.usage(bias.error().message);
+    options.sampling.logit_bias.push_back(*bias);
+  }
+  options.sampling.logprob = options.logprobs >= 0;
+  options.sampling.top_logprobs = std::max(options.logprobs, 0);
   listen_for_interrupt();
   const Result<int> code = run(options);
   return code ? *code : command.fail(code.error());

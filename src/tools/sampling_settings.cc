@@ -1,5 +1,7 @@
 #include "tools/sampling_settings.h"
 
+#include <charconv>
+
 namespace galley::tools {
 
 void add_sampling_settings(Command& command, engine::SamplingOptions& sampling) {
@@ -39,6 +41,19 @@ void add_sampling_settings(Command& command, engine::SamplingOptions& sampling) 
   command.setting("--seed", sampling.seed, "The same seed gives the same answer")
       .group(kGroup)
       .value_name("N");
+}
+
+Result<std::pair<int32_t, float>> parse_logit_bias(const std::string& text) {
+  const char* end = text.data() + text.size();
+  int32_t token = 0;
+  const auto [equals, token_code] = std::from_chars(text.data(), end, token);
+  if (token_code == std::errc() && equals != end && *equals == '=') {
+    float bias = 0;
+    const auto [rest, bias_code] = std::from_chars(equals + 1, end, bias);
+    if (bias_code == std::errc() && rest == end) return std::pair(token, bias);
+  }
+  return Error{ErrorCode::kInvalid,
+               "--logit-bias: \"" + text + "\" is not TOKEN=VALUE, e.g. 17=-5"};
 }
 
 }  // namespace galley::tools

@@ -61,7 +61,7 @@ class Settings(GalleyTest):
         self.assert_fails(self.galley("run", "x", env={"GALLEY_TOP_K": "many"}), 64, "GALLEY_TOP_K")
         self.assert_fails(self.galley("run", "x", "-t", "-1"), 64, "temperature")
         self.assert_fails(self.galley("run", "x", "--config", "none.toml"), 64, "none.toml")
-        self.assert_fails(self.galley("run", "x", "-m", MODEL, "--backend", "magic"), 1, "magic")
+        self.assert_fails(self.galley("run", "x", "-m", MODEL, "--backend", "magic"), 64, "magic")
 
 
 class Run(GalleyTest):
@@ -91,6 +91,18 @@ class Run(GalleyTest):
         greedy = [self.run_json("Once", "-t", "0", "-n", "20", "--seed", seed)["ids"]
                   for seed in "12"]
         self.assertEqual(*greedy)
+
+    def test_bias_and_logprobs(self):
+        free = self.run_json("Once", "-t", "0", "-n", "4", "--logprobs", "2")
+        for one in free["logprobs"]:
+            self.assertEqual(one["id"], one["top"][0]["id"])  # greedy took the best
+            self.assertLessEqual(one["top"][1]["logprob"], one["top"][0]["logprob"])
+            self.assertLess(one["logprob"], 0)
+        first = free["ids"][0]
+        biased = self.run_json("-t", "0", "-n", "1", "--logit-bias", f"{first}=-100", "Once")
+        self.assertEqual(biased["ids"], [free["logprobs"][0]["top"][1]["id"]])
+        self.assert_fails(self.galley("run", "x", "--logit-bias", "a=b"), 64, "a=b")
+        self.assert_fails(self.galley("run", "x", "-m", MODEL, "--logit-bias", "99999=1"), 1, "99999")
 
     def test_prompts_from_everywhere(self):
         (self.folder / "p.txt").write_text("Once upon")
