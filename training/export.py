@@ -5,9 +5,10 @@ quant.py, the rest bf16 or f32. The vision tower's weights are random (a later v
 them); everything else comes from the model. Ends by checking its own bounds: size of the
 directory and number of active parameters.
 
-    export.write(model, tokenizer_dir, out_dir)
+    python3 training/export.py MASTER.pt TOKENIZER_DIR OUT_DIR
 """
 
+import argparse
 import json
 import os
 import shutil
@@ -184,3 +185,23 @@ def write(model, tokenizer_dir, out_dir, vision_seed=41):
         raise ValueError(f"{out_dir} has {size} bytes, the bound is {DIRECTORY_BYTES_MAX}")
     return {"directory_bytes": size, "tensor_bytes": total, "tensors": len(tensors),
             "shards": len(groups), "active_parameters": active_parameters(model.cfg)}
+
+
+def main():
+    from model import Config, Model
+
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("master", help="what train.py saved")
+    parser.add_argument("tokenizer", help="folder with tokenizer.json and its companions")
+    parser.add_argument("out", help="directory to write")
+    arguments = parser.parse_args()
+    state = torch.load(arguments.master, map_location="cpu")
+    model = Model(Config(state["config"]))
+    with torch.no_grad():
+        for name, value in model.params.items():
+            value.copy_(state["params"][name].float())
+    print(json.dumps(write(model, arguments.tokenizer, arguments.out)))
+
+
+if __name__ == "__main__":
+    main()

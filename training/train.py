@@ -32,6 +32,7 @@ DEFAULTS = {
     "dropout": 0.1, "answer_weight": 2.0, "bias_rate": 0.002,
     "warmup": 0.02, "cooldown_from": 0.5, "sparse_from": 0.25, "long_from": 0.65, "floor": 0.0,
     "index_rows": 16, "clip": 1.0, "shares": {},
+    "schedule": [],  # {"from": share of the time, "set": settings from then on}
     "draft_seconds": 200, "draft_anchors": 128, "draft_muon_lr": 0.02,
 }
 
@@ -127,7 +128,7 @@ class Trainer:
         self.rng = np.random.default_rng(setting["seed"])
         self.probe_rng = torch.Generator().manual_seed(setting["seed"])
         self.start = time.time()
-        self.control()
+        self.control(f)
         if options.resume:
             self.load(options.resume)
 
@@ -170,8 +171,12 @@ class Trainer:
         with open(os.path.join(self.options.out, "profile.txt"), "w") as file:
             file.write(table)
 
-    def control(self):
-        """Settings from OUT/control.json, read while training: a long run can be steered."""
+    def control(self, f):
+        """Settings that change at fraction f of the time: those of the schedule, and those of
+        OUT/control.json, read while training, so that a long run can be steered."""
+        for change in self.setting["schedule"]:
+            if change["from"] <= f:
+                self.setting.update(change["set"])
         path = os.path.join(self.options.out, "control.json")
         if os.path.exists(path):
             with open(path, encoding="utf-8") as f:
@@ -247,7 +252,7 @@ class Trainer:
                     return seen
                 stats.zero_()
                 last_log, log_tokens = now, 0
-                self.control()
+                self.control(f)
             if now == last_log and self.corpus.changed():
                 self.corpus.read()
                 names = [s["name"] for s in self.corpus.sources]
