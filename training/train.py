@@ -128,7 +128,7 @@ class Trainer:
         self.rng = np.random.default_rng(setting["seed"])
         self.probe_rng = torch.Generator().manual_seed(setting["seed"])
         self.start = time.time()
-        self.control(f)
+        self.control(0.0)
         if options.resume:
             self.load(options.resume)
 
