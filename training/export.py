@@ -187,19 +187,25 @@ def write(model, tokenizer_dir, out_dir, vision_seed=41):
             "shards": len(groups), "active_parameters": active_parameters(model.cfg)}
 
 
-def main():
+def read_training(path):
+    """A model on the CPU with the parameters that a training run saved."""
     from model import Config, Model
 
+    state = torch.load(path, map_location="cpu")
+    model = Model(Config(state["config"]))
+    with torch.no_grad():
+        for name, value in model.params.items():
+            value.copy_(state["params"][name].float())
+    return model
+
+
+def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("master", help="what train.py saved")
     parser.add_argument("tokenizer", help="folder with tokenizer.json and its companions")
     parser.add_argument("out", help="directory to write")
     arguments = parser.parse_args()
-    state = torch.load(arguments.master, map_location="cpu")
-    model = Model(Config(state["config"]))
-    with torch.no_grad():
-        for name, value in model.params.items():
-            value.copy_(state["params"][name].float())
+    model = read_training(arguments.master)
     print(json.dumps(write(model, arguments.tokenizer, arguments.out)))
 
 
