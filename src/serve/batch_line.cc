@@ -1,12 +1,15 @@
 #include "serve/batch_line.h"
 
+#include <algorithm>
 #include <charconv>
 #include <cstdio>
 #include <limits>
 #include <nlohmann/json.hpp>
+#include <span>
 #include <utility>
 
 #include "base/json.h"
+#include "serve/stop_text.h"
 
 namespace galley::serve {
 namespace {
@@ -14,6 +17,29 @@ namespace {
 using Json = nlohmann::ordered_json;
 
 constexpr int32_t kIntMax = std::numeric_limits<int32_t>::max();
+
+// "model", "user" and "metadata" name things for the caller's own use.
+constexpr std::string_view kLineFields[] = {"custom_id",
+                                            "prompt",
+                                            "messages",
+                                            "ids",
+                                            "max_tokens",
+                                            "temperature",
+                                            "top_k",
+                                            "top_p",
+                                            "min_p",
+                                            "seed",
+                                            "repetition_penalty",
+                                            "frequency_penalty",
+                                            "logit_bias",
+                                            "stop",
+                                            "presence_penalty",
+                                            "stop_tokens",
+                                            "model",
+                                            "user",
+                                            "metadata"};
+constexpr auto kBodyFields = std::span(kLineFields).subspan(1);  // all but custom_id
+constexpr std::string_view kEnvelopeFields[] = {"custom_id", "method", "url", "body", "metadata"};
 
 JsonLimits line_limits(size_t bytes_max) {
   JsonLimits limits;
@@ -87,6 +113,42 @@ Result<void> take_input(const JsonValue& body, BatchRequest& request) {
                                : "has more than one of \"prompt\", \"messages\" and \"ids\"");
 }
 
+Result<void> take_stops(const JsonValue& body, BatchRequest& request) {
+  if (const auto field = body.find("stop_tokens"); field && !field->is_null()) {
+    for (const int64_t id : TRY(field->as_integers(0, kIntMax))) {
+      request.stop_tokens.push_back(static_cast<int32_t>(id));
+    }
+  }
+  const auto field = body.find("stop");
+  if (!field || field->is_null()) return {};
+  const size_t count = field->is_array() ? field->size() : 1;
+  if (count > kStopTextsMax) {
+    return field->error("has more than " + std::to_string(kStopTextsMax) + " sequences");
+  }
+  for (size_t i = 0; i < count; ++i) {
+    const JsonValue item = field->is_array() ? field->item(i) : *field;
+    const std::string_view text = TRY(item.as_string());
+    if (text.empty() || text.size() > kStopTextBytesMax) {
+      return item.error("must have 1 to " + std::to_string(kStopTextBytesMax) + " bytes");
+    }
+    request.stop_texts.emplace_back(text);
+  }
+  return {};
+}
+
+// Refuses what would be ignored, but for fields that ask for nothing.
+Result<void> check_fields(const JsonValue& object, std::span<const std::string_view> known) {
+  for (const std::string& key : object.keys()) {
+    if (std::find(known.begin(), known.end(), key) != known.end()) continue;
+    const JsonValue field = TRY(object.at(key));
+    const bool is_one = field.is_integer() && field.raw() == 1;
+    const bool is_false = field.is_bool() && field.raw() == false;
+    if (field.is_null() || (key == "n" && is_one) || (key == "stream" && is_false)) continue;
+    return field.error("is not supported here");
+  }
+  return {};
+}
+
 Result<std::string> take_custom_id(const JsonValue& root) {
   const JsonValue field = TRY(root.at("custom_id"));
   const std::string_view id = TRY(field.as_string());
@@ -120,16 +182,15 @@ Result<BatchRequest> parse_batch_line(std::string_view line,
   const std::optional<JsonValue> envelope = root.find("body");
   const JsonValue body = envelope ? *envelope : root;
   if (!body.is_object()) return body.error("must be an object");
+  TRY(check_fields(body, envelope ? std::span<const std::string_view>(kBodyFields)
+                                  : std::span<const std::string_view>(kLineFields)));
+  if (envelope) TRY(check_fields(root, kEnvelopeFields));
   TRY(take_input(body, request));
   TRY(take_sampling(body, request.sampling));
   if (const auto field = body.find("max_tokens"); field && !field->is_null()) {
     request.output_tokens_max = static_cast<int32_t>(TRY(field->as_integer(1, kIntMax)));
   }
-  if (const auto field = body.find("stop_tokens"); field && !field->is_null()) {
-    for (const int64_t id : TRY(field->as_integers(0, kIntMax))) {
-      request.stop_tokens.push_back(static_cast<int32_t>(id));
-    }
-  }
+  TRY(take_stops(body, request));
   return request;
 }
 

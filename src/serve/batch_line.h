@@ -5,8 +5,9 @@
 //   {"custom_id": "c", "ids": [0, 17]}              tokens as they are
 // besides optional settings (max_tokens, temperature, top_k, top_p, min_p,
 // repetition_penalty, frequency_penalty, presence_penalty, logit_bias, seed,
-// stop_tokens). A line in the envelope of other batch services, with the
-// request under "body", is taken as well. Pure parsing: no tokenizer, no files.
+// stop, stop_tokens). A line in the envelope of other batch services, with the
+// request under "body", is taken as well. A field that would not be honoured is
+// refused. Pure parsing: no tokenizer, no files.
 #pragma once
 
 #include <cstdint>
@@ -34,6 +35,7 @@ struct BatchRequest {
 
   std::optional<int32_t> output_tokens_max;
   std::vector<int32_t> stop_tokens;
+  std::vector<std::string> stop_texts;
   engine::SamplingOptions sampling;
 };
 

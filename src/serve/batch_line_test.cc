@@ -46,6 +46,38 @@ TEST(BatchLine, SettingsOverrideDefaults) {
   EXPECT_EQ(request.stop_tokens, (std::vector<int32_t>{1, 2}));
 }
 
+TEST(BatchLine, StopSequences) {
+  const auto stops = [](std::string_view line) {
+    return parse_batch_line(line, {}).value().stop_texts;
+  };
+  using Texts = std::vector<std::string>;
+  EXPECT_EQ(stops(R"({"custom_id": "a", "prompt": "x", "stop": "END"})"), (Texts{"END"}));
+  EXPECT_EQ(stops(R"({"custom_id": "a", "prompt": "x", "stop": ["a", "b"]})"), (Texts{"a", "b"}));
+  EXPECT_EQ(stops(R"({"custom_id": "a", "prompt": "x", "stop": null})"), Texts{});
+  EXPECT_NE(refusal(R"({"custom_id": "a", "prompt": "x", "stop": [""]})").find("stop"),
+            std::string::npos);
+}
+
+TEST(BatchLine, WhatWouldBeIgnoredIsRefused) {
+  EXPECT_EQ(refusal(R"({"custom_id": "a", "prompt": "x", "n": 1, "stream": false, "tools": null,
+                        "model": "m", "user": "u", "metadata": {"a": 1}})"),
+            "");
+  EXPECT_EQ(
+      refusal(R"({"custom_id": "a", "method": "POST", "url": "/v1", "body": {"prompt": "x"}})"),
+      "");
+  for (const char* field : {R"("n": 2)", R"("stream": true)", R"("tools": [])",
+                            R"("temprature": 1)", R"("logprobs": true)"}) {
+    const std::string name = std::string(field).substr(1, std::string(field).find('"', 1) - 1);
+    EXPECT_NE(
+        refusal(R"({"custom_id": "a", "prompt": "x", )" + std::string(field) + "}").find(name),
+        std::string::npos);
+    EXPECT_NE(refusal(R"({"custom_id": "a", "body": {"prompt": "x", )" + std::string(field) + "}}")
+                  .find(name),
+              std::string::npos);
+  }
+  EXPECT_NE(refusal(R"({"custom_id": "a", "temperature": 1, "body": {"prompt": "x"}})"), "");
+}
+
 TEST(BatchLine, RefusalsNameTheField) {
   EXPECT_NE(refusal("{"), "");
   EXPECT_NE(refusal("[]"), "");

@@ -172,7 +172,8 @@ class Batch {
     generate.stop_tokens.push_back(loaded_.codec().end_id());
     generate.sampling = std::move(request.sampling);
     TRY(loaded_.generator().submit(std::move(generate)));
-    entry.decoder = std::make_unique<AnswerText>(loaded_.tokenizer(), loaded_.codec(), false);
+    entry.decoder = std::make_unique<AnswerText>(loaded_.tokenizer(), loaded_.codec(), false,
+                                                 std::move(request.stop_texts));
     return {};
   }
 
@@ -190,7 +191,9 @@ class Batch {
   }
 
   void take(const engine::TokenEvent& event) {
-    Entry& entry = entries_[static_cast<uint64_t>(event.id) - first_id_];
+    const auto id = static_cast<uint64_t>(event.id);
+    if (id < first_id_ || entries_[id - first_id_].done) return;  // a stop sequence ended it
+    Entry& entry = entries_[id - first_id_];
     if (event.has_token) {
       ++counts_.tokens;
       entry.answer.ids.push_back(event.token);
@@ -198,12 +201,20 @@ class Batch {
         entry.answer.text += entry.decoder->push(event.token);
       }
     }
-    if (event.finish == engine::FinishReason::kNone) return;
     if (event.finish == engine::FinishReason::kFailed) {
       return fail(entry, "the model gave logits that are no numbers");
     }
+    if (entry.decoder->stopped()) {
+      if (event.finish == engine::FinishReason::kNone) loaded_.generator().cancel(event.id);
+      return complete(entry, engine::FinishReason::kStop);
+    }
+    if (event.finish == engine::FinishReason::kNone) return;
     entry.answer.text += entry.decoder->finish();
-    entry.answer.finish_reason = engine::finish_name(event.finish);
+    complete(entry, entry.decoder->stopped() ? engine::FinishReason::kStop : event.finish);
+  }
+
+  void complete(Entry& entry, engine::FinishReason finish) {
+    entry.answer.finish_reason = engine::finish_name(finish);
     entry.record = serve::answer_line(entry.custom_id, entry.answer);
     entry.done = true;
     ++counts_.answered;
@@ -306,7 +317,8 @@ int run_batch(int argc, char** argv) {
       "  {\"custom_id\": \"a\", \"prompt\": \"Once upon\", \"max_tokens\": 40}\n"
       "  {\"custom_id\": \"b\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}\n"
       "\nA line may set temperature, top_k, top_p, min_p, the penalties, logit_bias, seed,\n"
-      "max_tokens and stop_tokens; a request under \"body\" is taken as well. Answers come in\n"
+      "max_tokens, stop and stop_tokens; a request under \"body\" is taken as well. Answers come "
+      "in\n"
       "the order of the input. A line that cannot be answered becomes a record with \"error\".\n"
       "\nExit codes: 0 all answered, 1 failed or some lines failed, 64 wrong usage,\n"
       "130 interrupted (answers so far are kept).\n");

@@ -32,6 +32,7 @@ struct RunOptions {
   bool json = false;
   bool quiet = false;
   bool ignore_end = false;
+  std::vector<std::string> stops;
   std::vector<std::string> logit_bias;
   int32_t logprobs = -1;
   int32_t output_tokens_max = 512;
@@ -82,7 +83,7 @@ Result<RunOutcome> generate(const RunOptions& options, LoadedModel& loaded,
       std::max<int64_t>(1, std::min<int64_t>(options.output_tokens_max, room)));
   TRY(generator.submit(std::move(request)));
 
-  AnswerText decoder(loaded.tokenizer(), loaded.codec(), options.raw);
+  AnswerText decoder(loaded.tokenizer(), loaded.codec(), options.raw, options.stops);
   const auto show = [&](const std::string& text) {
     outcome.text += text;
     if (options.json || text.empty()) return;
@@ -95,6 +96,7 @@ Result<RunOutcome> generate(const RunOptions& options, LoadedModel& loaded,
     if (interrupted()) generator.cancel(engine::SequenceId{});
     const engine::StepOutcome step = TRY(generator.step());
     for (const engine::TokenEvent& event : step.events) {
+      if (decoder.stopped()) continue;  // the cancellation of what a stop sequence ended
       outcome.finish = event.finish;
       if (!event.has_token) continue;
       if (outcome.ids.empty()) first = Clock::now();
@@ -102,6 +104,9 @@ Result<RunOutcome> generate(const RunOptions& options, LoadedModel& loaded,
       if (options.logprobs >= 0) outcome.logprobs.push_back(describe_logprobs(event));
       if (event.finish != engine::FinishReason::kStop || options.raw)
         show(decoder.push(event.token));
+      if (!decoder.stopped()) continue;
+      outcome.finish = engine::FinishReason::kStop;
+      if (event.finish == engine::FinishReason::kNone) generator.cancel(event.id);
     }
   }
   show(decoder.finish());
@@ -180,6 +185,7 @@ void declare(Command& command, RunOptions& options) {
   command.argument("--raw", options.raw, "Show control tokens in the answer");
   command.argument("--ignore-end", options.ignore_end, "Go on after the end token");
   command.argument("-q,--quiet", options.quiet, "No summary line on stderr");
+  command.argument("--stop", options.stops, "End before this text; may repeat").value_name("TEXT");
   command
       .argument("--logit-bias", options.logit_bias,
                 "Added to a token's logit, e.g. 17=-5; may repeat")
@@ -255,6 +261,12 @@ int run_run(int argc, char** argv) {
     const auto bias = parse_logit_bias(text);
     if (!bias) return command.usage(bias.error().message);
     options.sampling.logit_bias.push_back(*bias);
+  }
+  for (const std::string& stop : options.stops) {
+    if (stop.empty() || stop.size() > serve::kStopTextBytesMax ||
+        options.stops.size() > serve::kStopTextsMax) {
+      return command.usage("--stop takes up to 16 texts of 1 to 256 bytes");
+    }
   }
   options.sampling.logprob = options.logprobs >= 0;
   options.sampling.top_logprobs = std::max(options.logprobs, 0);

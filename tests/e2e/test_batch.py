@@ -61,6 +61,22 @@ class Batch(GalleyTest):
         self.assertEqual(self.batch().returncode, 0)  # nothing new, nothing new wrong
         self.assertEqual((self.folder / "out.jsonl").read_bytes(), before)
 
+    def test_stop_sequences(self):
+        self.write([{"custom_id": "a", "prompt": "Once", "max_tokens": 40, "seed": 5}])
+        self.assertEqual(self.batch(out="free.jsonl").returncode, 0)
+        text = self.records("free.jsonl")[0]["text"]
+        stop = text[4:6]
+        self.write([{"custom_id": str(i), "prompt": "Once", "max_tokens": 40, "seed": 5,
+                     "stop": [stop, "never"]} for i in range(8)])
+        self.assertEqual(self.batch("--sequences", "3").returncode, 0)
+        for record in self.records():
+            self.assertEqual(record["text"], text[:text.index(stop)])
+            self.assertEqual(record["finish_reason"], "stop")
+        run = self.galley("run", "-m", MODEL, "Once", "-n", "40", "--seed", "5", "--stop", stop,
+                          "--json")
+        self.assertEqual(json.loads(run.stdout)["text"], text[:text.index(stop)])
+        self.assertEqual(json.loads(run.stdout)["finish_reason"], "stop")
+
     def test_a_mended_line_is_answered_by_the_next_run(self):
         self.write([{"custom_id": "a", "prompt": "x", "max_tokens": 2}, "junk"])
         self.assertEqual(self.batch().returncode, 1)
