@@ -78,6 +78,24 @@ int32_t draw_from_all(std::span<const float> logits, std::span<const float> bloc
   return static_cast<int32_t>(chosen_block * kLogitBlock + chosen);
 }
 
+// Keeps the fewest best whose weights reach `wanted`. The best of real rows hold nearly all of
+// it, so they are put in order a few at a time.
+template <class Candidate>
+void keep_nucleus(std::vector<Candidate>& kept, double wanted) {
+  double reached = 0;
+  size_t count = 0;
+  for (size_t ordered = 0, next = 64; reached < wanted && ordered < kept.size(); next *= 4) {
+    next = std::min(next, kept.size());
+    const auto begin = kept.begin() + static_cast<std::ptrdiff_t>(ordered);
+    const auto end = kept.begin() + static_cast<std::ptrdiff_t>(next);
+    if (end != kept.end()) std::nth_element(begin, end - 1, kept.end(), kBetter);
+    std::sort(begin, end, kBetter);
+    ordered = next;
+    while (count < ordered && reached < wanted) reached += kept[count++].weight;
+  }
+  kept.resize(std::max<size_t>(count, 1));
+}
+
 }  // namespace
 
 SamplerScratch::SamplerScratch(int32_t vocab_size)
@@ -228,16 +246,15 @@ void Sampler::keep_best(std::span<const float> logits, float peak, double total,
     std::nth_element(kept.begin(), kept.begin() + (k - 1), kept.end(), kBetter);
     kept.resize(k);
   }
-  if (k < vocab_size || options_.top_p < 1.0F) std::sort(kept.begin(), kept.end(), kBetter);
-  if (options_.top_p >= 1.0F) return;
+  if (options_.top_p >= 1.0F) {
+    if (k < vocab_size) std::sort(kept.begin(), kept.end(), kBetter);
+    return;
+  }
   double mass = 0;
   for (const Candidate& candidate : kept) mass += candidate.weight;
   // Where top-k and min-p left everything in, the tail that was not even collected counts too.
   if (k == vocab_size && options_.min_p <= 0.0F) mass = total;
-  double reached = 0;
-  size_t count = 0;
-  while (count < kept.size() && reached < options_.top_p * mass) reached += kept[count++].weight;
-  kept.resize(std::max<size_t>(count, 1));
+  keep_nucleus(kept, options_.top_p * mass);
 }
 
 }  // namespace galley::engine
