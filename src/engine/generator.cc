@@ -15,7 +15,8 @@ Generator::Generator(Executor& executor, const GeneratorOptions& options)
   running_.reserve(options.sequences_max);
   plan_.reserve(options.sequences_max);
   cancelled_.reserve(options.waiting_max);
-  events_.reserve(static_cast<size_t>(options.waiting_max) + 2 * options.sequences_max);
+  events_.reserve(static_cast<size_t>(options.waiting_max) +
+                  2 * static_cast<size_t>(options.sequences_max));
 }
 
 int64_t Generator::length_max(const GenerateRequest& request) const {

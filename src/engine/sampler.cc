@@ -146,7 +146,7 @@ void Sampler::adjust(std::span<float> logits) const {
 
 Sampled Sampler::sample(std::span<const float> logits, int64_t position, SamplerScratch& scratch,
                         std::span<const uint64_t> allowed) {
-  DCHECK(logits.size() == static_cast<size_t>(scratch.vocab_size_));
+  CHECK(logits.size() == static_cast<size_t>(scratch.vocab_size_));
   const bool wants_logprob = options_.logprob || options_.top_logprobs > 0;
   LogitPeak peak = find_peak(logits, scratch.block_max_);
   if (!peak.valid) return {};

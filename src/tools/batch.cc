@@ -134,14 +134,13 @@ class Batch {
       // A line that names itself keeps its name, even if it cannot be answered.
       if (!line.too_long) entry.custom_id = serve::custom_id_of(line.text).value_or("");
       if (!entry.custom_id.empty()) seen_.emplace(entry.custom_id, line.number);
-      return push_failed(std::move(entry), request.error().message);
+      return push_failed(entry, request.error().message);
     }
     entry.custom_id = request->custom_id;
     const auto [first, is_new] = seen_.emplace(entry.custom_id, line.number);
     if (!is_new) {
-      return push_failed(std::move(entry), "custom_id \"" + entry.custom_id +
-                                               "\" was used on line " +
-                                               std::to_string(first->second) + " already");
+      return push_failed(entry, "custom_id \"" + entry.custom_id + "\" was used on line " +
+                                    std::to_string(first->second) + " already");
     }
     if (output_.holds_answer(entry.custom_id)) {
       ++counts_.skipped;
@@ -149,7 +148,7 @@ class Batch {
       return;
     }
     const Result<void> submitted = submit(*request, entry);
-    if (!submitted) return push_failed(std::move(entry), submitted.error().message);
+    if (!submitted) return push_failed(entry, submitted.error().message);
     entries_.push_back(std::move(entry));
   }
 
@@ -177,7 +176,7 @@ class Batch {
     return {};
   }
 
-  void push_failed(Entry entry, const std::string& message) {
+  void push_failed(Entry& entry, const std::string& message) {
     fail(entry, message);
     entries_.push_back(std::move(entry));
   }
