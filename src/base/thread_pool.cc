@@ -21,6 +21,7 @@ inline void pause_cpu() {
 
 ThreadPool::ThreadPool(int thread_count) {
   CHECK(thread_count >= 1);
+  runs_ = std::make_unique<Run[]>(static_cast<size_t>(thread_count));
   workers_.reserve(static_cast<size_t>(thread_count - 1));
   for (int thread = 1; thread < thread_count; ++thread) {
     workers_.emplace_back([this, thread] { work(thread); });
@@ -40,8 +41,13 @@ void ThreadPool::run_job(Job job, int64_t part_count) {
   part_count_ = part_count;
   finished_.store(0, std::memory_order_relaxed);
   const uint32_t generation = generation_.load(std::memory_order_relaxed) + 1;
-  claims_.store((uint64_t{generation} << 32) | static_cast<uint64_t>(part_count),
-                std::memory_order_release);
+  const int64_t threads = thread_count();
+  for (int64_t thread = 0; thread < threads; ++thread) {
+    const int64_t count =
+        run_begin(part_count, thread + 1, threads) - run_begin(part_count, thread, threads);
+    runs_[thread].claims.store((uint64_t{generation} << 32) | static_cast<uint64_t>(count),
+                               std::memory_order_release);
+  }
   generation_.store(generation, std::memory_order_release);
   generation_.notify_all();
   take_parts(generation, 0);
@@ -58,20 +64,31 @@ void ThreadPool::run_job(Job job, int64_t part_count) {
 }
 
 void ThreadPool::take_parts(uint32_t generation, int thread) {
-  uint64_t claims = claims_.load(std::memory_order_acquire);
-  for (;;) {
-    const uint64_t left = claims & 0xFFFFFFFFU;
-    if ((claims >> 32) != generation || left == 0) return;
-    if (!claims_.compare_exchange_weak(claims, claims - 1, std::memory_order_acq_rel,
-                                       std::memory_order_acquire)) {
-      continue;
+  const int64_t threads = thread_count();
+  int64_t part_count = 0;
+  int64_t done = 0;
+  for (int64_t step = 0; step < threads; ++step) {
+    const int64_t owner = (thread + step) % threads;
+    std::atomic<uint64_t>& run = runs_[owner].claims;
+    uint64_t claims = run.load(std::memory_order_acquire);
+    for (;;) {
+      const uint64_t left = claims & 0xFFFFFFFFU;
+      if ((claims >> 32) != generation || left == 0) break;
+      if (!run.compare_exchange_weak(claims, claims - 1, std::memory_order_acq_rel,
+                                     std::memory_order_acquire)) {
+        continue;
+      }
+      part_count = part_count_;
+      job_.call(job_.body, run_begin(part_count, owner + 1, threads) - static_cast<int64_t>(left),
+                thread);
+      ++done;
+      claims = run.load(std::memory_order_acquire);
     }
-    const int64_t part_count = part_count_;
-    job_.call(job_.body, part_count - static_cast<int64_t>(left), thread);
-    if (finished_.fetch_add(1, std::memory_order_acq_rel) + 1 == part_count) {
-      finished_.notify_one();
-    }
-    claims = claims_.load(std::memory_order_acquire);
+  }
+  // Without a claim the job may have ended: nothing of it may be touched any more.
+  if (done == 0) return;
+  if (finished_.fetch_add(done, std::memory_order_acq_rel) + done == part_count) {
+    finished_.notify_one();
   }
 }
 

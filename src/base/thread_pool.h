@@ -8,6 +8,7 @@
 
 #include <atomic>
 #include <cstdint>
+#include <memory>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -25,8 +26,9 @@ class ThreadPool {
   int thread_count() const { return static_cast<int>(workers_.size()) + 1; }
 
   // Calls body(part, thread) for every part in [0, part_count), in any order,
-  // thread in [0, thread_count()); returns when all are done. Parts are handed
-  // out one at a time, so uneven parts balance.
+  // thread in [0, thread_count()); returns when all are done. Each thread starts on
+  // its own run of neighbouring parts, so that jobs cut alike find their data in
+  // that thread's caches; who has finished takes parts from the others' runs.
   template <class Body>
   void run(int64_t part_count, Body&& body) {
     if (part_count <= 1 || workers_.empty()) {
@@ -48,15 +50,23 @@ class ThreadPool {
 
   void run_job(Job job, int64_t part_count);
   void work(int thread);
+  // First part of a thread's run.
+  static int64_t run_begin(int64_t part_count, int64_t thread, int64_t threads) {
+    return part_count * thread / threads;
+  }
   // Runs parts of the job of `generation` until none is left to claim.
   void take_parts(uint32_t generation, int thread);
 
   // Written between jobs only; read after claiming a part, when the job cannot end.
   Job job_;
   int64_t part_count_ = 0;
-  // Generation in the upper half, unclaimed parts in the lower: a worker that
-  // wakes late finds another generation and claims nothing, so nobody waits for it.
-  alignas(64) std::atomic<uint64_t> claims_{0};
+  // One thread's run of parts. Generation in the upper half, unclaimed parts in the
+  // lower: a worker that wakes late finds another generation and claims nothing, so
+  // nobody waits for it.
+  struct alignas(64) Run {
+    std::atomic<uint64_t> claims{0};
+  };
+  std::unique_ptr<Run[]> runs_;                      // [thread_count]
   alignas(64) std::atomic<int64_t> finished_{0};     // parts of the current job that are done
   alignas(64) std::atomic<uint32_t> generation_{0};  // what sleeping workers wait on
   std::atomic<bool> stop_{false};

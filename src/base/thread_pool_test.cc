@@ -35,5 +35,20 @@ TEST(ThreadPool, ManyShortJobs) {
   EXPECT_EQ(sum.load(), 20000 * 6);
 }
 
+// Parts of very different length: threads that finish early take from the others.
+TEST(ThreadPool, UnevenParts) {
+  ThreadPool pool(4);
+  for (int job = 0; job < 200; ++job) {
+    std::vector<std::atomic<int>> hits(64);
+    std::atomic<int64_t> sink{0};
+    pool.run(64, [&](int64_t part, int) {
+      const int64_t spins = part < 16 ? 2000 : 1;  // all in the first thread's run
+      for (int64_t i = 0; i < spins; ++i) sink.fetch_add(1, std::memory_order_relaxed);
+      hits[static_cast<size_t>(part)].fetch_add(1);
+    });
+    for (const auto& hit : hits) ASSERT_EQ(hit.load(), 1);
+  }
+}
+
 }  // namespace
 }  // namespace galley

@@ -80,7 +80,8 @@ class FastOps final : public Ops {
 
  private:
   // Runs body(first row, row count, thread) over all rows: on the caller alone when
-  // rows * row_cost (in clock cycles) is small, else in blocks on all threads.
+  // rows * row_cost (in clock cycles) is small, else in blocks on all threads. Blocks are
+  // cut alike in every operation of a step, so that a row's data stays with one thread.
   template <class Body>
   void for_rows(int64_t rows, int64_t row_cost, Body&& body);
 
@@ -88,16 +89,33 @@ class FastOps final : public Ops {
   template <class Body>
   void for_parts(int64_t parts, int64_t cost, Body&& body);
 
-  // Rows of x packed as operands, and a pointer to each, in the caller's scratch.
+  // Whether threads should each take rows and all weights rather than all rows and some
+  // outputs: rows then never move between caches, if the weights fit into each.
+  bool split_by_rows(int64_t rows, int64_t weight_bytes) const;
+
+  // Rows of x packed as operands, and a pointer to each, in the given scratch.
+  // `run(rows, row_cost, body)` is for_rows or a plain call.
+  template <class Run>
   const Operand* const* pack_rows(Rows<const Bf16> x, bool quantise, Layout layout, int slot,
-                                  const Operand** pointers);
+                                  const Operand** pointers, fast::Scratch& scratch, Run&& run);
+
+  // Some products of some rows, and experts of some rows, on one thread.
+  void linear_rows(Rows<const Bf16> x, std::span<const Product> products, int64_t first,
+                   int64_t count, fast::Scratch& scratch);
+  template <class RunRows, class RunParts>
+  void moe_rows(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
+                Rows<const float> expert_weights, Rows<Bf16> y, fast::Scratch& shared,
+                RunRows&& run_rows, RunParts&& run_parts);
 
   ThreadPool& pool_;
   std::unique_ptr<fast::Scratch[]> scratch_;  // one a thread
 };
 
-// Work in cycles below which waking other threads costs more than it saves.
+// Work in cycles below which waking other threads costs more than it saves: about a
+// microsecond for the wake-up, and as much for the data that moves between caches. Rows
+// that stay with their threads move less.
 constexpr int64_t kParallelCycles = 20000;
+constexpr int64_t kParallelRowCycles = 8000;
 
 template <class Body>
 void FastOps::for_parts(int64_t parts, int64_t cost, Body&& body) {
@@ -110,19 +128,26 @@ void FastOps::for_parts(int64_t parts, int64_t cost, Body&& body) {
 
 template <class Body>
 void FastOps::for_rows(int64_t rows, int64_t row_cost, Body&& body) {
-  if (rows <= 1 || rows * row_cost < kParallelCycles) {
+  const int64_t threads = pool_.thread_count();
+  const bool many = rows >= 4 * threads;
+  if (rows <= 1 || rows * row_cost < (many ? kParallelRowCycles : kParallelCycles)) {
     if (rows > 0) body(int64_t{0}, rows, 0);
     return;
   }
-  // About eight blocks a thread balance; a block is worth at least a claim.
-  int64_t block = (rows + 8 * pool_.thread_count() - 1) / (8 * pool_.thread_count());
-  const int64_t least = (kParallelCycles / 8 + row_cost - 1) / row_cost;
-  if (block < least) block = least;
-  const int64_t parts = (rows + block - 1) / block;
-  pool_.run(parts, [&](int64_t part, int thread) {
-    const int64_t begin = part * block;
-    body(begin, begin + block < rows ? block : rows - begin, thread);
+  // Up to four blocks a thread balance, each worth its claim.
+  int64_t blocks = 4 * threads;
+  while (blocks > threads && rows * row_cost / blocks < kParallelCycles) blocks -= threads;
+  blocks = blocks < rows ? blocks : rows;
+  pool_.run(blocks, [&](int64_t block, int thread) {
+    const int64_t begin = rows * block / blocks;
+    body(begin, rows * (block + 1) / blocks - begin, thread);
   });
+}
+
+inline bool FastOps::split_by_rows(int64_t rows, int64_t weight_bytes) const {
+  constexpr int64_t kCachedBytes = int64_t{2} << 20;
+  return pool_.thread_count() > 1 && rows >= 8 * pool_.thread_count() &&
+         weight_bytes <= kCachedBytes;
 }
 
 }  // namespace galley::kernels::GALLEY_ISA

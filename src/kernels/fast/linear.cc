@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/fast/isa_class.h"
+#include "kernels/fast/pack.h"
 #include "kernels/fast/simd.h"
 
 namespace galley::kernels::GALLEY_ISA {
@@ -55,23 +56,31 @@ void store_sums(const float* sums, int64_t n, Bf16* y) {
 
 }  // namespace
 
-const Operand* const* FastOps::pack_rows(Rows<const Bf16> x, bool quantise, Layout layout, int slot,
-                                         const Operand** pointers) {
-  const int64_t size = operand_size(x.cols);
-  if constexpr (sizeof(Operand) == sizeof(Bf16)) {
-    if (!quantise && layout == Layout::kNatural && x.cols == size) {  // operands already
-      for (int64_t r = 0; r < x.rows; ++r) pointers[r] = reinterpret_cast<const Operand*>(x.row(r));
-      return pointers;
+void FastOps::linear_rows(Rows<const Bf16> x, std::span<const Product> products, int64_t first,
+                          int64_t count, fast::Scratch& scratch) {
+  const Product* product = products.data();
+  auto** pointers = scratch.get<const Operand*>(kSharedPointers, count);
+  const Rows<const Bf16> part = x.slice(first, count);
+  for (size_t p = 0; p < products.size(); ++p) {
+    const WeightView& weight = product[p].weight;
+    const Layout layout = layout_of(weight.format);
+    const bool packed = p > 0 && product[p - 1].quantise_input == product[p].quantise_input &&
+                        layout_of(product[p - 1].weight.format) == layout;
+    if (!packed) {
+      pack_rows(part, product[p].quantise_input, layout, kSharedOperandA, pointers, scratch,
+                [](int64_t rows, int64_t, auto&& body) { body(int64_t{0}, rows, 0); });
+    }
+    if (product[p].y_f32.data != nullptr) {
+      const Rows<float>& y = product[p].y_f32;
+      dot(weight, 0, weight.out, pointers, count, y.row(first), y.stride, scratch);
+      continue;
+    }
+    float* sums = scratch.get<float>(kSums, count * weight.out);
+    dot(weight, 0, weight.out, pointers, count, sums, weight.out, scratch);
+    for (int64_t r = 0; r < count; ++r) {
+      store_sums(sums + r * weight.out, weight.out, product[p].y.row(first + r));
     }
   }
-  Operand* operands = scratch_[0].get<Operand>(slot, x.rows * size);
-  for_rows(x.rows, x.cols / 2 + 100, [&](int64_t begin, int64_t count, int) {
-    for (int64_t r = begin; r < begin + count; ++r) {
-      pack_operand(x.row(r), x.cols, quantise, layout, operands + r * size);
-    }
-  });
-  for (int64_t r = 0; r < x.rows; ++r) pointers[r] = operands + r * size;
-  return pointers;
 }
 
 void FastOps::linear(Rows<const Bf16> x, std::span<const Product> products) {
@@ -79,6 +88,21 @@ void FastOps::linear(Rows<const Bf16> x, std::span<const Product> products) {
   const auto count = static_cast<int64_t>(products.size());
   CHECK(count <= kProductsMax);
   if (x.rows == 0) return;
+  int64_t bytes = 0;
+  int64_t row_cost = 0;
+  for (int64_t p = 0; p < count; ++p) {
+    const WeightView& weight = product[p].weight;
+    CHECK(weight.in == x.cols);
+    CHECK((product[p].y.data != nullptr) != (product[p].y_f32.data != nullptr));
+    bytes += weight_bytes(weight);
+    row_cost += weight.out * weight.in / 16;
+  }
+  if (split_by_rows(x.rows, bytes)) {
+    for_rows(x.rows, row_cost, [&](int64_t first, int64_t rows, int thread) {
+      linear_rows(x, products, first, rows, scratch_[thread]);
+    });
+    return;
+  }
   // At most three ways to pack one input: plain, Q8 for fp8, Q8 for fp4 weights. An
   // unquantised input to quantised weights takes a slot as well.
   struct Packing {
@@ -95,8 +119,6 @@ void FastOps::linear(Rows<const Bf16> x, std::span<const Product> products) {
   int64_t parts = 0;
   for (int64_t p = 0; p < count; ++p) {
     const WeightView& weight = product[p].weight;
-    CHECK(weight.in == x.cols);
-    CHECK((product[p].y.data != nullptr) != (product[p].y_f32.data != nullptr));
     const Layout layout = layout_of(weight.format);
     int64_t at = 0;
     while (at < packing_count &&
@@ -107,7 +129,10 @@ void FastOps::linear(Rows<const Bf16> x, std::span<const Product> products) {
       CHECK(packing_count < 3);
       packings[at] = {product[p].quantise_input, layout,
                       pack_rows(x, product[p].quantise_input, layout,
-                                kSharedOperandA + static_cast<int>(at), pointers + at * x.rows)};
+                                kSharedOperandA + static_cast<int>(at), pointers + at * x.rows,
+                                scratch_[0], [&](int64_t rows, int64_t cycles, auto&& body) {
+                                  for_rows(rows, cycles, body);
+                                })};
       ++packing_count;
     }
     input_of[p] = packings[at].rows;
@@ -146,6 +171,26 @@ void FastOps::grouped_linear(Rows<const Bf16> x, const WeightView& weight, int32
   const int64_t group_out = weight.out / groups;
   const Layout layout = layout_of(weight.format);
   const int64_t size = operand_size(weight.in);
+  if (split_by_rows(x.rows, weight_bytes(weight))) {
+    for_rows(x.rows, weight.out * weight.in / 16, [&](int64_t first, int64_t rows, int thread) {
+      fast::Scratch& scratch = scratch_[thread];
+      auto** pointers = scratch.get<const Operand*>(kSharedPointers, rows);
+      Operand* operands = scratch.get<Operand>(kSharedOperandA, rows * size);
+      float* sums = scratch.get<float>(kSums, rows * group_out);
+      for (int64_t r = 0; r < rows; ++r) pointers[r] = operands + r * size;
+      for (int64_t g = 0; g < groups; ++g) {
+        for (int64_t r = 0; r < rows; ++r) {
+          pack_operand(x.row(first + r) + g * weight.in, weight.in, false, layout,
+                       operands + r * size);
+        }
+        dot(weight, g * group_out, group_out, pointers, rows, sums, group_out, scratch);
+        for (int64_t r = 0; r < rows; ++r) {
+          store_sums(sums + r * group_out, group_out, y.row(first + r) + g * group_out);
+        }
+      }
+    });
+    return;
+  }
   Operand* operands = scratch_[0].get<Operand>(kSharedOperandA, x.rows * groups * size);
   auto** pointers = scratch_[0].get<const Operand*>(kSharedPointers, x.rows * groups);
   for_rows(x.rows, x.cols / 4 + 100, [&](int64_t begin, int64_t count, int) {

@@ -10,6 +10,7 @@
 
 #include "base/check.h"
 #include "kernels/fast/isa_class.h"
+#include "kernels/fast/pack.h"
 #include "kernels/fast/simd.h"
 
 namespace galley::kernels::GALLEY_ISA {
@@ -30,25 +31,46 @@ GALLEY_INLINE VecF swiglu(VecF a, VecF b, VecF limit, VecF weight) {
   return hn::Mul(weight, hn::Mul(silu, up));
 }
 
-int64_t expert_bytes(const WeightView& w) {
-  switch (w.format) {
-    case WeightFormat::kFp4Row32:
-      return w.out * w.in / 2;
-    case WeightFormat::kFp8Tile32:
-      return w.out * w.in;
-    case WeightFormat::kBf16:
-      return w.out * w.in * 2;
-    case WeightFormat::kF32:
-      break;
-  }
-  return w.out * w.in * 4;
-}
-
 }  // namespace
 
 void FastOps::moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
                   Rows<const float> expert_weights, Rows<Bf16> y) {
   if (x.rows == 0) return;
+  const auto run_rows = [&](int64_t rows, int64_t cycles, auto&& body) {
+    for_rows(rows, cycles, body);
+  };
+  const auto run_parts = [&](int64_t parts, int64_t cycles, auto&& body) {
+    for_parts(parts, cycles, body);
+  };
+  int64_t bytes = 3 * weight_bytes(weights.shared.w1);
+  if (!weights.experts.empty()) {
+    const auto touched =
+        std::min<int64_t>(static_cast<int64_t>(weights.experts.size()), x.rows * experts.cols);
+    bytes += 3 * touched * weight_bytes(weights.experts.data()->w1);
+  }
+  // An expert's weights are unpacked once a thread: worth it only for a good many rows.
+  const int64_t rows_per_expert =
+      x.rows * experts.cols / std::max<int64_t>(1, static_cast<int64_t>(weights.experts.size()));
+  if (rows_per_expert < 16 * pool_.thread_count() || !split_by_rows(x.rows, bytes)) {
+    moe_rows(x, weights, experts, expert_weights, y, scratch_[0], run_rows, run_parts);
+    return;
+  }
+  const int64_t row_cost = (experts.cols + 1) * 3 * weights.shared.w1.out * x.cols / 16;
+  for_rows(x.rows, row_cost, [&](int64_t first, int64_t count, int thread) {
+    moe_rows(
+        x.slice(first, count), weights, experts.slice(first, count),
+        expert_weights.slice(first, count), y.slice(first, count), scratch_[thread],
+        [](int64_t rows, int64_t, auto&& body) { body(int64_t{0}, rows, 0); },
+        [thread](int64_t parts, int64_t, auto&& body) {
+          for (int64_t part = 0; part < parts; ++part) body(part, thread);
+        });
+  });
+}
+
+template <class RunRows, class RunParts>
+void FastOps::moe_rows(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
+                       Rows<const float> expert_weights, Rows<Bf16> y, fast::Scratch& shared,
+                       RunRows&& run_rows, RunParts&& run_parts) {
   const ExpertWeights* table = weights.experts.data();
   const auto expert_count = static_cast<int64_t>(weights.experts.size());
   const int64_t hidden = x.cols;
@@ -58,7 +80,6 @@ void FastOps::moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int3
   const int64_t members = rows * (chosen + 1);
 
   // Plan: members sorted by expert, rows ascending, the shared expert's last.
-  fast::Scratch& shared = scratch_[0];
   struct Plan {
     int64_t* start;         // [expert_count + 1]
     int64_t* row;           // [members]
@@ -90,11 +111,12 @@ void FastOps::moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int3
       layout_of(expert_count > 0 ? table[0].w1.format : weights.shared.w1.format);
   const Layout shared_layout = layout_of(weights.shared.w1.format);
   auto** pointers = shared.get<const Operand*>(kSharedPointers, 2 * rows);
-  const Operand* const* routed_input = pack_rows(x, true, routed_layout, kSharedOperandA, pointers);
+  const Operand* const* routed_input =
+      pack_rows(x, true, routed_layout, kSharedOperandA, pointers, shared, run_rows);
   const Operand* const* shared_input =
       shared_layout == routed_layout
           ? routed_input
-          : pack_rows(x, true, shared_layout, kSharedOperandB, pointers + rows);
+          : pack_rows(x, true, shared_layout, kSharedOperandB, pointers + rows, shared, run_rows);
   const int64_t inner_size = operand_size(inner);
   Operand* inner_operands = shared.get<Operand>(kSharedInner, members * inner_size);
   for (int64_t r = 0; r < rows; ++r) {
@@ -117,15 +139,15 @@ void FastOps::moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int3
     if (count == 0) continue;
     CHECK(table[e].w1.out == inner && layout_of(table[e].w1.format) == routed_layout);
     plan.groups[group_count++] = {&table[e], plan.start[e], count};
-    bytes += expert_bytes(table[e].w1);
+    bytes += weight_bytes(table[e].w1);
   }
   plan.groups[group_count++] = {&weights.shared, rows * chosen, rows};
-  bytes += expert_bytes(weights.shared.w1);
+  bytes += weight_bytes(weights.shared.w1);
 
   // Up. The shared expert's parts come first: they are the longest.
   const int64_t blocks = (inner + kChunk - 1) / kChunk;
   const int64_t up_cost = 2 * (bytes / 6 + members * hidden * inner / 24);
-  for_parts(group_count * blocks, up_cost, [&](int64_t part, int thread) {
+  run_parts(group_count * blocks, up_cost, [&](int64_t part, int thread) {
     const Group& group = plan.groups[group_count - 1 - part / blocks];
     const int64_t begin = part % blocks * kChunk;
     const int64_t count = std::min(kChunk, inner - begin);
@@ -154,7 +176,7 @@ void FastOps::moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int3
   const int64_t share = rows >= 4 ? 4 * pool_.thread_count() : 8 * pool_.thread_count();
   const int64_t range = std::max<int64_t>(1, tiles / share) * 32;
   const int64_t ranges = (hidden + range - 1) / range;
-  for_parts(ranges, up_cost / 2, [&](int64_t part, int thread) {
+  run_parts(ranges, up_cost / 2, [&](int64_t part, int thread) {
     const int64_t begin = part * range;
     const int64_t count = std::min(range, hidden - begin);
     fast::Scratch& scratch = scratch_[thread];
