@@ -56,7 +56,8 @@ Reach reach_of(const model::Config& config, const model::LayerRole& role, int64_
   reach.keys = window;
   reach.bytes = window * static_cast<double>(kernels::window_record_bytes(config.head_dim));
   if (role.ratio == 0) return reach;
-  const auto visible = static_cast<double>((position + 1) / role.ratio);
+  const int64_t whole_groups = (position + 1) / role.ratio;
+  const auto visible = static_cast<double>(whole_groups);
   const double selected = std::min<double>(config.index_top_k, visible);
   reach.keys += selected;
   reach.bytes += selected * static_cast<double>(kernels::global_record_bytes(config.head_dim));

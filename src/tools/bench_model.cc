@@ -37,7 +37,7 @@ Result<Timing> generate(engine::Generator& generator, int32_t sequences, int32_t
     engine::GenerateRequest request;
     request.id = engine::SequenceId{static_cast<uint64_t>(i)};
     for (int32_t t = 0; t < prompt_tokens; ++t) {
-      const auto draw = static_cast<uint64_t>(i * prompt_tokens + t);
+      const auto draw = static_cast<uint64_t>(int64_t{i} * prompt_tokens + t);
       request.prompt.push_back(
           static_cast<int32_t>(random_unit(seed, draw) * generator.options().vocab_size));
     }

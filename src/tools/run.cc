@@ -46,10 +46,15 @@ struct RunOptions {
   }
 };
 
+struct ReportedToken {
+  engine::TokenLogprob chosen;
+  std::vector<engine::TokenLogprob> top;
+};
+
 struct RunOutcome {
   std::string text;
   std::vector<int32_t> ids;
-  nlohmann::ordered_json logprobs;  // one entry a token, if asked for
+  std::vector<ReportedToken> logprobs;  // one a token, if asked for
   engine::FinishReason finish = engine::FinishReason::kNone;
   int64_t prompt_tokens = 0;
   double first_token_s = 0;  // from the start of prefill
@@ -58,14 +63,6 @@ struct RunOutcome {
 
 double seconds_since(Clock::time_point begin) {
   return std::chrono::duration<double>(Clock::now() - begin).count();
-}
-
-nlohmann::ordered_json describe_logprobs(const engine::TokenEvent& event) {
-  nlohmann::ordered_json json = {{"id", event.token}, {"logprob", event.logprob}};
-  for (const engine::TokenLogprob& one : event.top_logprobs) {
-    json["top"].push_back({{"id", one.token}, {"logprob", one.logprob}});
-  }
-  return json;
 }
 
 // Runs the one sequence to its end, printing as it goes unless --json collects.
@@ -101,7 +98,10 @@ Result<RunOutcome> generate(const RunOptions& options, LoadedModel& loaded,
       if (!event.has_token) continue;
       if (outcome.ids.empty()) first = Clock::now();
       outcome.ids.push_back(event.token);
-      if (options.logprobs >= 0) outcome.logprobs.push_back(describe_logprobs(event));
+      if (options.logprobs >= 0) {
+        outcome.logprobs.push_back(
+            {{event.token, event.logprob}, {event.top_logprobs.begin(), event.top_logprobs.end()}});
+      }
       if (event.finish != engine::FinishReason::kStop || options.raw)
         show(decoder.push(event.token));
       if (!decoder.stopped()) continue;
@@ -138,7 +138,13 @@ void print_json(const RunOutcome& outcome, const LoadedModel& loaded) {
   nlohmann::ordered_json json;
   json["text"] = outcome.text;
   json["ids"] = outcome.ids;
-  if (!outcome.logprobs.is_null()) json["logprobs"] = outcome.logprobs;
+  for (const ReportedToken& token : outcome.logprobs) {
+    nlohmann::ordered_json one = {{"id", token.chosen.token}, {"logprob", token.chosen.logprob}};
+    for (const engine::TokenLogprob& other : token.top) {
+      one["top"].push_back({{"id", other.token}, {"logprob", other.logprob}});
+    }
+    json["logprobs"].push_back(std::move(one));
+  }
   json["finish_reason"] = engine::finish_name(outcome.finish);
   json["usage"] = {{"prompt_tokens", outcome.prompt_tokens},
                    {"completion_tokens", outcome.ids.size()}};
