@@ -68,6 +68,16 @@ GALLEY_INLINE void finish_sums(const __m512 (&sum)[R][C], const Span& span, cons
   for (int i = 0; i < R * C; ++i) _mm512_store_ps(span.carry + 16 * i, sum[i / C][i % C]);
 }
 
+// Weights are asked into the second cache well ahead: the hardware follows lines within a
+// page, not from row to row, and the first cache has too few misses in flight for memory's
+// latency. Few rows stream straight through memory; more take spans, row after row.
+// Measured on Zen 4 with 5120 channels, one thread: 14.5 -> 21 GB/s (fp8), 11.8 -> 15 (fp4).
+template <int R, int C>
+GALLEY_INLINE void prefetch_weights(const void* at, int64_t row_bytes) {
+  constexpr int64_t kStreamAhead = 20480;
+  _mm_prefetch(static_cast<const char*>(at) + (R <= 2 ? kStreamAhead : C * row_bytes), _MM_HINT_T1);
+}
+
 // Adds one chunk of C weight rows; kWhole: all of its 128 channels exist.
 template <int R, int C, bool kWhole>
 GALLEY_INLINE void add_fp4(__m512 (&sum)[R][C], const uint8_t* w, int64_t row_bytes, int64_t chunk,
@@ -78,8 +88,7 @@ GALLEY_INLINE void add_fp4(__m512 (&sum)[R][C], const uint8_t* w, int64_t row_by
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) {
     const uint8_t* at = w + c * row_bytes + 64 * chunk;
-    // The rows after these: the hardware follows lines, not rows.
-    _mm_prefetch(at + C * row_bytes, _MM_HINT_T0);
+    prefetch_weights<R, C>(at, row_bytes);
     const __m512i raw = kWhole ? _mm512_loadu_si512(at)
                                : _mm512_maskz_loadu_epi8(first_bits(row_bytes - 64 * chunk), at);
     unpacked[c] = unpack_fp4(raw, table);
@@ -146,8 +155,8 @@ GALLEY_INLINE void add_fp8(__m512 (&sum)[R][C], const uint8_t* w, int64_t k, int
 #pragma GCC unroll 8
   for (int c = 0; c < C; ++c) {
     const uint8_t* at = w + c * k + kChunk * chunk;
-    _mm_prefetch(at + C * k, _MM_HINT_T0);
-    _mm_prefetch(at + C * k + 64, _MM_HINT_T0);
+    prefetch_weights<R, C>(at, k);
+    prefetch_weights<R, C>(at + 64, k);
     if constexpr (kWhole) {
       unpacked[c] = unpack_fp8(_mm512_loadu_si512(at), _mm512_loadu_si512(at + 64), table);
     } else {
@@ -195,7 +204,7 @@ GALLEY_INLINE void fused_bf16(const uint16_t* w, int64_t k, const Span& span, co
       const uint16_t* at = w + c * k + kChunk * chunk;
 #pragma GCC unroll 4
       for (int n = 0; n < kVectors; ++n) {
-        _mm_prefetch(reinterpret_cast<const char*>(at + C * k + 32 * n), _MM_HINT_T0);
+        _mm_prefetch(reinterpret_cast<const char*>(at + C * k + 32 * n), _MM_HINT_T1);
         loaded[c].v[n] = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(first_bits(left - 32 * n)),
                                                   at + 32 * n);
       }
