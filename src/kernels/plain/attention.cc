@@ -31,6 +31,9 @@ void attend(const float* q, const float* keys, const uint8_t* present, int64_t s
   float running_max = kMaxStart;
   float denominator = 0.0F;
   std::vector<float> numerator(static_cast<size_t>(width), 0.0F);
+  std::vector<float> block(static_cast<size_t>(width));
+  float ones[kBlockSlots];
+  std::fill(ones, ones + kBlockSlots, 1.0F);
   for (int64_t begin = 0; begin < slot_count; begin += kBlockSlots) {
     const int64_t count = std::min(kBlockSlots, slot_count - begin);
     float score[kBlockSlots];
@@ -42,17 +45,17 @@ void attend(const float* q, const float* keys, const uint8_t* present, int64_t s
     }
     const float rescale = std::exp(running_max - block_max);
     running_max = block_max;
-    float sum = 0.0F;
-    for (float& value : numerator) value *= rescale;
+    float probability[kBlockSlots] = {};
+    std::fill(block.begin(), block.end(), 0.0F);
     for (int64_t j = 0; j < count; ++j) {
       if (present[begin + j] == 0) continue;
-      const float probability = std::exp(score[j] - running_max);
-      sum += probability;
-      const float rounded = round_bf16(probability);
+      probability[j] = std::exp(score[j] - running_max);
+      const float rounded = round_bf16(probability[j]);
       const float* value = keys + (begin + j) * width;
-      for (int64_t i = 0; i < width; ++i) numerator[i] += rounded * value[i];
+      for (int64_t i = 0; i < width; ++i) block[i] = std::fma(rounded, value[i], block[i]);
     }
-    denominator = denominator * rescale + sum;
+    for (int64_t i = 0; i < width; ++i) numerator[i] = numerator[i] * rescale + block[i];
+    denominator = denominator * rescale + sum_of_products(probability, ones, count);
   }
   denominator += std::exp(sink - running_max);
   for (int64_t i = 0; i < width; ++i) o[i] = to_bf16(numerator[i] / denominator);

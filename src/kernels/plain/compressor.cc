@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/number_formats.h"
+#include "kernels/plain/dot.h"
 #include "kernels/plain/norm.h"
 
 namespace galley::kernels::plain {
@@ -18,7 +19,7 @@ void compress_group(const float* kv, int64_t kv_stride, const float* gate, int64
     for (int32_t m = 1; m < ratio; ++m) gate_max = std::max(gate_max, gate[m * gate_stride + i]);
     float sum = 0.0F;
     for (int32_t m = 0; m < ratio; ++m) {
-      p[m] = std::exp(gate[m * gate_stride + i] - gate_max);
+      p[m] = exp_f32(gate[m * gate_stride + i] - gate_max);
       sum += p[m];
     }
     float z = 0.0F;

@@ -31,13 +31,13 @@ void engram_write_row(const Bf16* kv, const Bf16* q_weight, const Bf16* k_weight
       key[i] = to_f32(kv[at]);
       weighted[i] = stream[i] * (to_f32(q_weight[at]) * to_f32(k_weight[at]));
     }
-    const float stream_mean = dot(stream.data(), stream.data(), hidden) / width;
-    const float key_mean = dot(key.data(), key.data(), hidden) / width;
+    const float stream_mean = sum_of_products(stream.data(), stream.data(), hidden) / width;
+    const float key_mean = sum_of_products(key.data(), key.data(), hidden) / width;
     const float nu = (1.0F / std::sqrt(stream_mean + eps)) * (1.0F / std::sqrt(key_mean + eps));
-    const float delta = dot(weighted.data(), key.data(), hidden) * nu * scale;
+    const float delta = sum_of_products(weighted.data(), key.data(), hidden) * nu * scale;
     // copysign: +0 counts as positive.
     const float root = std::copysign(std::sqrt(std::max(std::fabs(delta), 1e-6F)), delta);
-    const float gamma = 1.0F / (1.0F + std::exp(-root));
+    const float gamma = 1.0F / (1.0F + exp_f32(-root));
     if (gate != nullptr) gate[j] = gamma;
     for (int64_t i = 0; i < hidden; ++i) {
       streams[j * hidden + i] = to_bf16(stream[i] + gamma * to_f32(value[i]));

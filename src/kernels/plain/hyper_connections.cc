@@ -10,7 +10,7 @@
 namespace galley::kernels::plain {
 namespace {
 
-float sigmoid(float x) { return 1.0F / (1.0F + std::exp(-x)); }
+float sigmoid(float x) { return 1.0F / (1.0F + exp_f32(-x)); }
 
 // a[i][j] <- a[i][j] / (sum over j + delta).
 void normalise_rows(float* a, int32_t n, float delta) {
@@ -52,7 +52,7 @@ void hc_project(const Bf16* streams, int64_t width, const float* fn, const HcOpt
                 float* mixes) {
   std::vector<float> v(static_cast<size_t>(width));
   for (int64_t i = 0; i < width; ++i) v[i] = to_f32(streams[i]);
-  const float mean = dot(v.data(), v.data(), width) / static_cast<float>(width);
+  const float mean = sum_of_products(v.data(), v.data(), width) / static_cast<float>(width);
   const float nu = 1.0F / std::sqrt(mean + options.norm_eps);
   const int32_t mix_count = (2 + options.streams) * options.streams;
   for (int32_t m = 0; m < mix_count; ++m) mixes[m] = dot(fn + m * width, v.data(), width) * nu;
@@ -86,7 +86,7 @@ void expand(const Bf16* y, const float* post, const float* comb, int64_t hidden,
     for (int32_t j = 0; j < n; ++j) {
       float sum = 0.0F;
       for (int32_t from = 0; from < n; ++from) sum += comb[from * n + j] * in[from];
-      streams[j * hidden + i] = to_bf16(post[j] * to_f32(y[i]) + sum);
+      streams[j * hidden + i] = to_bf16(std::fma(post[j], to_f32(y[i]), sum));
     }
   }
 }

@@ -10,20 +10,36 @@
 namespace galley::kernels::plain {
 namespace {
 
-// Output rows a thread takes at once: it widens a weight row once for all rows of x.
-constexpr int64_t kOutputsPerPart = 16;
+// Output rows a thread takes at once: it widens them once for all rows of x.
+constexpr int64_t kOutputsPerPart = kColumns;
 
 // store(r, o, sum) for every row r of x and every output o; x_row(r, o) is the f32 input.
 template <class Input, class Store>
 void multiply(ThreadPool& pool, const WeightView& weight, int64_t rows, Input&& input,
               Store&& store) {
+  const bool scaled =
+      weight.format == WeightFormat::kFp8Tile32 || weight.format == WeightFormat::kFp4Row32;
+  const int64_t chain_terms = scaled ? kScaledTerms : kChainTerms;
   const int64_t parts = (weight.out + kOutputsPerPart - 1) / kOutputsPerPart;
   pool.run(parts, [&](int64_t part, int) {
-    std::vector<float> w(static_cast<size_t>(weight.in));
-    const int64_t end = std::min(weight.out, (part + 1) * kOutputsPerPart);
-    for (int64_t o = part * kOutputsPerPart; o < end; ++o) {
-      read_weight_row(weight, o, w.data());
-      for (int64_t r = 0; r < rows; ++r) store(r, o, dot(input(r, o), w.data(), weight.in));
+    std::vector<float> row(static_cast<size_t>(weight.in));
+    std::vector<float> w(static_cast<size_t>(weight.in * kColumns), 0.0F);  // [in, kColumns]
+    const int64_t begin = part * kOutputsPerPart;
+    const int64_t end = std::min(weight.out, begin + kOutputsPerPart);
+    for (int64_t o = begin; o < end; ++o) {
+      read_weight_row(weight, o, row.data());
+      for (int64_t i = 0; i < weight.in; ++i) w[i * kColumns + (o - begin)] = row[i];
+    }
+    float sums[kColumns];
+    for (int64_t r = 0; r < rows; ++r) {
+      const float* x = nullptr;
+      for (int64_t o = begin; o < end; ++o) {
+        if (input(r, o) != x) {
+          x = input(r, o);
+          dot_columns(x, w.data(), weight.in, chain_terms, sums);
+        }
+        store(r, o, sums[o - begin]);
+      }
     }
   });
 }

@@ -6,6 +6,7 @@
 
 #include "base/check.h"
 #include "kernels/number_formats.h"
+#include "kernels/plain/dot.h"
 #include "kernels/plain/linear.h"
 
 namespace galley::kernels::plain {
@@ -52,7 +53,7 @@ void add_expert(ThreadPool& pool, Rows<const Bf16> x, const ExpertWeights& exper
 float swiglu(float gate, float up, float limit) {
   const float a = std::min(gate, limit);  // upper side only
   const float b = std::clamp(up, -limit, limit);
-  return a / (1.0F + std::exp(-a)) * b;
+  return a / (1.0F + exp_f32(-a)) * b;
 }
 
 void moe(ThreadPool& pool, Rows<const Bf16> x, const MoeWeights& weights,

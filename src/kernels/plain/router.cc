@@ -7,12 +7,16 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/plain/dot.h"
 
 namespace galley::kernels::plain {
 namespace {
 
 // Linear above 20, where exp would only lose bits.
-float softplus(float x) { return x > 20.0F ? x : std::log1p(std::exp(x)); }
+float softplus(float x) {
+  if (x > 20.0F) return x;
+  return static_cast<float>(std::log1p(static_cast<double>(exp_f32(x))));
+}
 
 }  // namespace
 
@@ -35,9 +39,9 @@ float route_row(const float* logits, const float* bias, int32_t expert_count,
   const float margin = options.top_k < expert_count
                            ? biased[order[options.top_k - 1]] - biased[order[options.top_k]]
                            : std::numeric_limits<float>::infinity();
-  std::sort(order.begin(), order.begin() + options.top_k);
-  float sum = 0.0F;
+  float sum = 0.0F;  // best first, as the reference adds them
   for (int32_t i = 0; i < options.top_k; ++i) sum += p[order[i]];
+  std::sort(order.begin(), order.begin() + options.top_k);
   for (int32_t i = 0; i < options.top_k; ++i) {
     experts[i] = order[i];
     weights[i] = p[order[i]] / (sum + 1e-20F) * options.scale;
