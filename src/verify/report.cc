@@ -112,6 +112,10 @@ std::optional<int32_t> Report::first_deviating_layer() const {
     if (section == nullptr) section = &check.section;
     if (*section == check.section) layer = std::min(layer.value_or(*check.layer), *check.layer);
   }
+  if (layer || first_deviation() == nullptr) return layer;
+  for (const Check& check : checks_) {
+    if (check.suspect && check.layer) layer = std::min(layer.value_or(*check.layer), *check.layer);
+  }
   return layer;
 }
 

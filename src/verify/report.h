@@ -39,6 +39,9 @@ struct Check {
   std::string note;
   // Holds whatever tolerances.json says: integers and bits that must be equal.
   bool exact = false;
+  // Not judged, but further away than rounding explains: points at a layer when no judged check
+  // names one.
+  bool suspect = false;
 };
 
 class Report {
@@ -65,7 +68,8 @@ class Report {
 
   // In the order in which checks stand.
   const Check* first_deviation() const;
-  // The lowest layer that a deviating check names, sections in order of sharpness.
+  // The lowest layer that a deviating check of the sharpest such section names; without one, the
+  // lowest that a suspect check names.
   std::optional<int32_t> first_deviating_layer() const;
 
   // 0 all within limits, 1 a deviation, 2 nothing to judge by. Without limits only a check

@@ -35,6 +35,21 @@ TEST(Report, OneDeviationIsOneAndNamesTheLowestLayer) {
   EXPECT_NE(report.table().find("first deviating layer: 2"), std::string::npos);
 }
 
+TEST(Report, SuspectLayersAreNamedOnlyWithoutAJudgedOne) {
+  Report report("g2", "plain", "t.json");
+  Check suspect = layer_check(3, 0.2, std::nullopt);
+  suspect.suspect = true;
+  report.inform(suspect);
+  EXPECT_EQ(report.first_deviating_layer(), std::nullopt);  // nothing deviates
+  Check logits;
+  logits.section = "whole model";
+  logits.measures = {{"rel_rms", 1.0, 0.5}};
+  report.judge(logits);
+  EXPECT_EQ(report.first_deviating_layer(), 3);
+  report.judge(layer_check(5, 1.0, 0.5));
+  EXPECT_EQ(report.first_deviating_layer(), 5);
+}
+
 TEST(Report, NanDeviates) {
   Report report("g1", "plain", "t.json");
   EXPECT_TRUE(report.judge(layer_check(0, std::nan(""), 0.001)));

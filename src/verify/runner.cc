@@ -27,7 +27,7 @@ Result<std::unique_ptr<Runner>> Runner::create(const model::Model& model, kernel
   kv.page_tokens = page_tokens(model.config());
   const auto pages = static_cast<int32_t>((positions_max + kv.page_tokens - 1) / kv.page_tokens);
   std::unique_ptr<Runner> runner(
-      new Runner(model, TRY(model::KvCache::create(model.config(), kv, pages, 1))));
+      new Runner(model, TRY(model::KvCache::create(model.config(), kv, pages, 1)), ops));
   runner->page_table_.resize(static_cast<size_t>(pages));
   std::iota(runner->page_table_.rbegin(), runner->page_table_.rend(), 0);
   model::StepOptions options;
@@ -36,7 +36,7 @@ Result<std::unique_ptr<Runner>> Runner::create(const model::Model& model, kernel
   options.sequences_max = 1;
   options.positions_max = positions_max;
   options.replay = model::DecoderReplay::kOff;
-  runner->step_ = TRY(model::Step::create(model, *runner->cache_, ops, options));
+  runner->step_ = TRY(model::Step::create(model, *runner->cache_, *runner->ties_, options));
   return runner;
 }
 
@@ -54,6 +54,7 @@ Result<kernels::Rows<const float>> Runner::prefill(const Prompt& prompt, int64_t
   sequence_ = prompt;
   model::SequencePlan plan = plan_of(prompt);
   plan.logits_begin = logits_begin;
+  ties_->set_tokens(prompt.length());
   return TRY(step_->run({&plan, 1}, observer)).logits;
 }
 
@@ -66,6 +67,7 @@ Result<kernels::Rows<const float>> Runner::decode(int32_t token) {
   plan.look_back_in_image = sequence_.in_image;
   plan.page_table = page_table_;
   plan.logits_begin = 0;
+  ties_->set_tokens(plan.first_position + 1);
   const kernels::Rows<const float> logits = TRY(step_->run({&plan, 1})).logits;
   sequence_.tokens.push_back(token);
   if (!sequence_.in_image.empty()) sequence_.in_image.push_back(0);
@@ -76,6 +78,7 @@ Result<void> Runner::layer_alone(const Prompt& prompt, const model::LayerInputs&
                                  kernels::Rows<kernels::Bf16> streams_out,
                                  kernels::Rows<float> pre_out, model::StepObserver* observer) {
   sequence_ = prompt;
+  ties_->set_tokens(0);  // choices are judged by themselves, near-ties included
   return step_->run_layer(plan_of(prompt), inputs, streams_out, pre_out, observer);
 }
 

@@ -1,5 +1,6 @@
 // One sequence at a time through the engine, as the golden cases were made:
 // whole prompts from position 0 in one piece, then single tokens, decoder replay off.
+// Ties between equal index scores go as in the reference's run (reference_ties.h).
 //
 // Owns cache, step and one slot. Pages are used in reverse order, so that a
 // mix-up of pages and positions shows. Knows nothing of expected values.
@@ -16,6 +17,7 @@
 #include "model/model.h"
 #include "model/step.h"
 #include "verify/packing.h"
+#include "verify/reference_ties.h"
 
 namespace galley::verify {
 
@@ -54,13 +56,16 @@ class Runner {
   const model::Config& config() const { return model_->config(); }
 
  private:
-  Runner(const model::Model& model, std::unique_ptr<model::KvCache> cache)
-      : model_(&model), cache_(std::move(cache)) {}
+  Runner(const model::Model& model, std::unique_ptr<model::KvCache> cache, kernels::Ops& ops)
+      : model_(&model),
+        cache_(std::move(cache)),
+        ties_(std::make_unique<ReferenceTies>(ops, cache_->layout().page_tokens)) {}
   model::SequencePlan plan_of(const Prompt& prompt) const;
   int32_t source(int32_t layer) const { return cache_->source_of_layer(layer); }
 
   const model::Model* model_;
   std::unique_ptr<model::KvCache> cache_;
+  std::unique_ptr<ReferenceTies> ties_;
   std::unique_ptr<model::Step> step_;
   std::vector<int32_t> page_table_;
   Prompt sequence_;  // what the slot holds

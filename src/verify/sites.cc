@@ -11,6 +11,8 @@ namespace galley::verify {
 
 namespace {
 
+constexpr double kSuspectError = 0.01;  // where tolerances.json gives no limit for the layer
+
 // Median over the tokens of the relative error of the first channels.
 double first_channels(const FloatRows& measured, const Table<float>& expected) {
   std::vector<double> errors;
@@ -80,6 +82,12 @@ Result<void> inform_sites(Context& context, const char* section, const std::stri
           {fmt::format("|{}|", site.name), mean_magnitude(*site.rows, *magnitude)});
     }
   }
+  double bound = kSuspectError;
+  if (context.limits) {
+    const auto limit = context.limits->layer_median.find(layer);
+    if (limit != context.limits->layer_median.end()) bound = limit->second;
+  }
+  for (const Measure& measure : check.measures) check.suspect |= !(measure.value <= bound);
   if (!check.measures.empty()) context.report.inform(std::move(check));
   return {};
 }

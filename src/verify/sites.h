@@ -10,7 +10,7 @@
 namespace galley::verify {
 
 // One information line: the median relative error of each site that the trace has, in the order
-// of computation.
+// of computation. Suspect where one is above the layer's own limit.
 Result<void> inform_sites(Context& context, const char* section, const std::string& tag,
                           int32_t layer, const CapturedLayer& captured);
 
