@@ -1,6 +1,7 @@
 #include "defective_ops.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "kernels/number_formats.h"
 
@@ -37,48 +38,28 @@ struct Still {
 
 }  // namespace
 
-void DefectiveOps::spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
-                          Rows<Bf16> streams) {
-  sound_.spread(sources, hidden, copies, streams);
-}
-
 void DefectiveOps::linear(Rows<const Bf16> x, std::span<const kernels::Product> products) {
   std::vector<kernels::Product> changed(products.begin(), products.end());
   if (fault_ == Fault::kInputsNotQuantised) {
     for (kernels::Product& product : changed) product.quantise_input = false;
   }
-  sound_.linear(x, changed);
-}
-
-void DefectiveOps::grouped_linear(Rows<const Bf16> x, const kernels::WeightView& weight,
-                                  int32_t groups, Rows<Bf16> y) {
-  sound_.grouped_linear(x, weight, groups, y);
-}
-
-void DefectiveOps::rms_norm(Rows<const Bf16> x, const Bf16* weight, float eps, Rows<Bf16> y) {
-  sound_.rms_norm(x, weight, eps, y);
+  inner().linear(x, changed);
 }
 
 void DefectiveOps::hc_enter(Rows<const Bf16> streams, const kernels::HcWeights& weights,
                             const kernels::HcOptions& options, Rows<const float> carried,
                             const Bf16* norm_weight, kernels::HcMix mix, Rows<Bf16> x) {
-  sound_.hc_enter(streams, weights, options, carried, norm_weight, mix, x);
-  if (fault_ != Fault::kMixNotNormalised) return;
+  inner().hc_enter(streams, weights, options, carried, norm_weight, mix, x);
+  if (fault_ != Fault::kMixTooLarge) return;
   for (int64_t r = 0; r < mix.pre.rows; ++r) {
     for (int64_t j = 0; j < mix.pre.cols; ++j) mix.pre.row(r)[j] *= 1.02F;
   }
 }
 
-void DefectiveOps::collapse_norm(Rows<const Bf16> streams, Rows<const float> carried,
-                                 int32_t stream_count, const Bf16* norm_weight, float eps,
-                                 Rows<Bf16> x) {
-  sound_.collapse_norm(streams, carried, stream_count, norm_weight, eps, x);
-}
-
 void DefectiveOps::hc_leave(Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
                             int32_t stream_count, Rows<Bf16> streams) {
   if (fault_ != Fault::kMixUntransposed) {
-    sound_.hc_leave(y, post, comb, stream_count, streams);
+    inner().hc_leave(y, post, comb, stream_count, streams);
     return;
   }
   std::vector<float> transposed = copy_of(comb);
@@ -90,51 +71,27 @@ void DefectiveOps::hc_leave(Rows<const Bf16> y, Rows<const float> post, Rows<con
       }
     }
   }
-  sound_.hc_leave(y, post, rows_of(transposed, comb.rows), stream_count, streams);
-}
-
-void DefectiveOps::stream_mean(Rows<const Bf16> streams, int32_t stream_count, Rows<Bf16> mean) {
-  sound_.stream_mean(streams, stream_count, mean);
-}
-
-void DefectiveOps::rope(Rows<Bf16> x, int32_t heads, const kernels::RopeAngles& angles,
-                        bool inverse) {
-  sound_.rope(x, heads, angles, inverse);
+  inner().hc_leave(y, post, rows_of(transposed, comb.rows), stream_count, streams);
 }
 
 void DefectiveOps::window_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps,
                                const kernels::RopeAngles& angles, Rows<uint8_t> records) {
   const Still still(angles);
-  sound_.window_keys(x, norm_weight, eps,
-                     fault_ == Fault::kWindowKeysUnrotated ? still.view : angles, records);
-}
-
-void DefectiveOps::compress(Rows<const float> kv, Rows<const float> gate, int32_t ratio,
-                            const Bf16* norm_weight, float eps, Rows<Bf16> latent) {
-  sound_.compress(kv, gate, ratio, norm_weight, eps, latent);
+  inner().window_keys(x, norm_weight, eps,
+                      fault_ == Fault::kWindowKeysUnrotated ? still.view : angles, records);
 }
 
 void DefectiveOps::global_keys(Rows<const Bf16> latent, const kernels::RopeAngles& angles,
                                std::span<uint8_t* const> destination) {
   if (fault_ != Fault::kEntryPositionOfNext || latent.rows < 2) {
-    sound_.global_keys(latent, angles, destination);
+    inner().global_keys(latent, angles, destination);
     return;
   }
   std::vector<float> cos = copy_of(angles.cos);
   std::vector<float> sin = copy_of(angles.sin);
   std::rotate(cos.begin(), cos.begin() + angles.cos.cols, cos.end());
   std::rotate(sin.begin(), sin.begin() + angles.sin.cols, sin.end());
-  sound_.global_keys(latent, {rows_of(cos, latent.rows), rows_of(sin, latent.rows)}, destination);
-}
-
-void DefectiveOps::index_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps,
-                              const kernels::RopeAngles& angles,
-                              std::span<uint8_t* const> destination) {
-  sound_.index_keys(x, norm_weight, eps, angles, destination);
-}
-
-void DefectiveOps::index_queries(Rows<Bf16> x, int32_t heads, const kernels::RopeAngles& angles) {
-  sound_.index_queries(x, heads, angles);
+  inner().global_keys(latent, {rows_of(cos, latent.rows), rows_of(sin, latent.rows)}, destination);
 }
 
 void DefectiveOps::index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights,
@@ -149,7 +106,7 @@ void DefectiveOps::index_select(Rows<const Bf16> queries, Rows<const Bf16> head_
     if (fault_ == Fault::kPoolIgnored) row.pool = nullptr;
     if (fault_ == Fault::kIndexSeesOneLess && row.visible > 0) --row.visible;
   }
-  sound_.index_select(queries, rows_of(weights, head_weights.rows), shape, changed);
+  inner().index_select(queries, rows_of(weights, head_weights.rows), shape, changed);
 }
 
 void DefectiveOps::attention(Rows<const Bf16> q, const float* sink,
@@ -157,8 +114,8 @@ void DefectiveOps::attention(Rows<const Bf16> q, const float* sink,
                              const kernels::RopeAngles& angles,
                              std::span<const kernels::AttentionRow> rows, Rows<Bf16> o) {
   const std::vector<float> none(static_cast<size_t>(shape.heads), -1e30F);
-  sound_.attention(q, fault_ == Fault::kSinkIgnored ? none.data() : sink, shape, angles, rows, o);
-  if (fault_ == Fault::kNoInverseRotation) sound_.rope(o, shape.heads, angles, false);
+  inner().attention(q, fault_ == Fault::kSinkIgnored ? none.data() : sink, shape, angles, rows, o);
+  if (fault_ == Fault::kNoInverseRotation) inner().rope(o, shape.heads, angles, false);
 }
 
 void DefectiveOps::route(Rows<const Bf16> x, const kernels::WeightView& gate,
@@ -168,7 +125,7 @@ void DefectiveOps::route(Rows<const Bf16> x, const kernels::WeightView& gate,
   const std::vector<float> zero(static_cast<size_t>(gate.out), 0.0F);
   std::vector<const float*> biases(bias_of_row.begin(), bias_of_row.end());
   if (fault_ == Fault::kRouterBiasIgnored) std::fill(biases.begin(), biases.end(), zero.data());
-  sound_.route(x, gate, biases, options, experts, weights, margin);
+  inner().route(x, gate, biases, options, experts, weights, margin);
 }
 
 void DefectiveOps::moe(Rows<const Bf16> x, const kernels::MoeWeights& weights,
@@ -176,12 +133,7 @@ void DefectiveOps::moe(Rows<const Bf16> x, const kernels::MoeWeights& weights,
                        Rows<Bf16> y) {
   kernels::MoeWeights changed = weights;
   if (fault_ == Fault::kClampIgnored) changed.swiglu_limit = 1e9F;
-  sound_.moe(x, changed, experts, expert_weights, y);
-}
-
-void DefectiveOps::engram_lookup(const uint8_t* table, const uint8_t* scale, int64_t width,
-                                 Rows<const int64_t> ids, Rows<Bf16> e) {
-  sound_.engram_lookup(table, scale, width, ids, e);
+  inner().moe(x, changed, experts, expert_weights, y);
 }
 
 void DefectiveOps::engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
@@ -189,11 +141,11 @@ void DefectiveOps::engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const
                                 Rows<Bf16> streams, Rows<float> gate) {
   const std::vector<uint8_t> dead(alive.size(), 0);
   if (fault_ == Fault::kEngramSkipped) {
-    sound_.engram_write(kv, q_weight, k_weight, dead, stream_count, eps, streams, gate);
+    inner().engram_write(kv, q_weight, k_weight, dead, stream_count, eps, streams, gate);
     return;
   }
   if (fault_ != Fault::kEngramSignLost) {
-    sound_.engram_write(kv, q_weight, k_weight, alive, stream_count, eps, streams, gate);
+    inner().engram_write(kv, q_weight, k_weight, alive, stream_count, eps, streams, gate);
     return;
   }
   // Keys that equal the streams agree with them: every gate opens.
@@ -201,8 +153,8 @@ void DefectiveOps::engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const
   for (int64_t r = 0; r < kv.rows; ++r) {
     std::copy_n(streams.row(r), streams.cols, agreeing.begin() + r * kv.cols);
   }
-  sound_.engram_write(rows_of(agreeing, kv.rows), q_weight, k_weight, alive, stream_count, eps,
-                      streams, gate);
+  inner().engram_write(rows_of(agreeing, kv.rows), q_weight, k_weight, alive, stream_count, eps,
+                       streams, gate);
 }
 
 }  // namespace galley::golden

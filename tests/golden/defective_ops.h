@@ -4,17 +4,14 @@
 // of a kind that ports of this model have really had.
 #pragma once
 
-#include <string_view>
-#include <vector>
-
-#include "kernels/ops.h"
+#include "verify/forwarding_ops.h"
 
 namespace galley::golden {
 
 enum class Fault : uint8_t {
   kNone,
   kMixUntransposed,       // expand sums over the wrong index of the residual matrix
-  kMixNotNormalised,      // the mix handed on is 2 % too large
+  kMixTooLarge,           // the mix handed on is 2 % too large
   kNoInverseRotation,     // attention output keeps its position
   kSinkIgnored,           // no sink in the softmax
   kWindowKeysUnrotated,   // window keys without their position
@@ -29,47 +26,24 @@ enum class Fault : uint8_t {
   kPoolIgnored,           // reindex layers choose among all entries
 };
 
-class DefectiveOps : public kernels::Ops {
+class DefectiveOps : public verify::ForwardingOps {
  public:
-  DefectiveOps(kernels::Ops& sound, Fault fault) : sound_(sound), fault_(fault) {}
+  DefectiveOps(kernels::Ops& sound, Fault fault) : ForwardingOps(sound), fault_(fault) {}
 
-  std::string_view name() const override { return sound_.name(); }
-
-  void spread(std::span<const kernels::Bf16* const> sources, int64_t hidden, int32_t copies,
-              kernels::Rows<kernels::Bf16> streams) override;
   void linear(kernels::Rows<const kernels::Bf16> x,
               std::span<const kernels::Product> products) override;
-  void grouped_linear(kernels::Rows<const kernels::Bf16> x, const kernels::WeightView& weight,
-                      int32_t groups, kernels::Rows<kernels::Bf16> y) override;
-  void rms_norm(kernels::Rows<const kernels::Bf16> x, const kernels::Bf16* weight, float eps,
-                kernels::Rows<kernels::Bf16> y) override;
   void hc_enter(kernels::Rows<const kernels::Bf16> streams, const kernels::HcWeights& weights,
                 const kernels::HcOptions& options, kernels::Rows<const float> carried,
                 const kernels::Bf16* norm_weight, kernels::HcMix mix,
                 kernels::Rows<kernels::Bf16> x) override;
-  void collapse_norm(kernels::Rows<const kernels::Bf16> streams, kernels::Rows<const float> carried,
-                     int32_t stream_count, const kernels::Bf16* norm_weight, float eps,
-                     kernels::Rows<kernels::Bf16> x) override;
   void hc_leave(kernels::Rows<const kernels::Bf16> y, kernels::Rows<const float> post,
                 kernels::Rows<const float> comb, int32_t stream_count,
                 kernels::Rows<kernels::Bf16> streams) override;
-  void stream_mean(kernels::Rows<const kernels::Bf16> streams, int32_t stream_count,
-                   kernels::Rows<kernels::Bf16> mean) override;
-  void rope(kernels::Rows<kernels::Bf16> x, int32_t heads, const kernels::RopeAngles& angles,
-            bool inverse) override;
   void window_keys(kernels::Rows<const kernels::Bf16> x, const kernels::Bf16* norm_weight,
                    float eps, const kernels::RopeAngles& angles,
                    kernels::Rows<uint8_t> records) override;
-  void compress(kernels::Rows<const float> kv, kernels::Rows<const float> gate, int32_t ratio,
-                const kernels::Bf16* norm_weight, float eps,
-                kernels::Rows<kernels::Bf16> latent) override;
   void global_keys(kernels::Rows<const kernels::Bf16> latent, const kernels::RopeAngles& angles,
                    std::span<uint8_t* const> destination) override;
-  void index_keys(kernels::Rows<const kernels::Bf16> x, const kernels::Bf16* norm_weight, float eps,
-                  const kernels::RopeAngles& angles,
-                  std::span<uint8_t* const> destination) override;
-  void index_queries(kernels::Rows<kernels::Bf16> x, int32_t heads,
-                     const kernels::RopeAngles& angles) override;
   void index_select(kernels::Rows<const kernels::Bf16> queries,
                     kernels::Rows<const kernels::Bf16> head_weights,
                     const kernels::IndexShape& shape,
@@ -84,15 +58,12 @@ class DefectiveOps : public kernels::Ops {
   void moe(kernels::Rows<const kernels::Bf16> x, const kernels::MoeWeights& weights,
            kernels::Rows<const int32_t> experts, kernels::Rows<const float> expert_weights,
            kernels::Rows<kernels::Bf16> y) override;
-  void engram_lookup(const uint8_t* table, const uint8_t* scale, int64_t width,
-                     kernels::Rows<const int64_t> ids, kernels::Rows<kernels::Bf16> e) override;
   void engram_write(kernels::Rows<const kernels::Bf16> kv, const kernels::Bf16* q_weight,
                     const kernels::Bf16* k_weight, std::span<const uint8_t> alive,
                     int32_t stream_count, float eps, kernels::Rows<kernels::Bf16> streams,
                     kernels::Rows<float> gate) override;
 
  private:
-  kernels::Ops& sound_;
   Fault fault_;
 };
 
