@@ -4,12 +4,16 @@ The stages of train.py have seen books and chats; what they must predict when se
 model's own greedy text, which repeats itself far more. Two steps, CPU or CUDA:
 
     draft_on_policy.py prompts --data DIR --out requests.jsonl
-    galley batch requests.jsonl -o answers.jsonl --model DIR --replay off
-    draft_on_policy.py train --data DIR --checkpoint master.pt --requests requests.jsonl
-                             --answers answers.jsonl --minutes 30 --out finished.pt
+    galley batch requests.jsonl -o answers.jsonl --model models/nano --replay off
+    draft_on_policy.py train --data DIR --model models/nano --requests requests.jsonl
+                             --answers answers.jsonl --minutes 5 --out finished.pt
+    export.py finished.pt DIR models/nano
 
-Prompts come from the training books, never from the held-out ones. Some world documents stay in
-the mix so that chats are not forgotten. Only the draft's own tensors change.
+Prompts come from the training books, never from the held-out ones. World documents stay in the
+mix so that chats are not forgotten. Only the draft's own tensors change. The shipped drafts have
+not been through this: on a busy CPU about 750 steps of 240 anchors moved held-out stories from 2.07 to
+2.19 accepted (24 prompts), and with a world share of 13 % lost chats from 4.76 to 3.23; it wants a
+GPU's number of anchors and the larger share of world documents that now stands below.
 """
 
 import argparse
@@ -23,18 +27,20 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+import checkpoint
 import dspark
 import engram
 import fast
 from export import read_training
-from model import rms
+from model import Config, Model, rms
 from optim import Optimiser
 from tokenizer import Tokenizer
 from train import save
 
 KEPT = 66  # context rows before the first anchor: the window and two
 ROWS, ANCHORS = 6, 40
-WORLD = (("world_chat", 30), ("story_chat", 25), ("tools", 20), ("sums", 20), ("json", 8))
+GREEDY_SHARE = 0.6
+WORLD = (("world_chat", 240), ("story_chat", 200), ("tools", 160), ("sums", 160), ("json", 60))
 
 
 def write_prompts(options):
@@ -88,7 +94,7 @@ def draw(pools, rng, block):
     """ROWS stretches of ANCHORS consecutive anchors, each with its window before it."""
     chosen = []
     while len(chosen) < ROWS:
-        q = rng.choice(pools[0] if rng.random() < 0.85 else pools[1])
+        q = rng.choice(pools[0] if rng.random() < GREEDY_SHARE else pools[1])
         low, high = max(q["prompt"] - 1, q["kept"] + 1), len(q["tokens"]) - ANCHORS - block - 2
         if high >= low:
             start = rng.randint(low, high)
@@ -135,7 +141,11 @@ def loss_of(model, weights, ops, batch, frequent):
 def train(options):
     device = torch.device(options.device)
     coder = Tokenizer.load(options.data / "tokenizer.json")
-    model = read_training(options.checkpoint)
+    if options.model.is_dir():
+        model = Model(Config.load(options.model / "config.json"))
+        checkpoint.load(model, options.model)
+    else:
+        model = read_training(options.model)
     cid = engram.compressed_ids(options.data / "tokenizer.json", model.cfg.vocab_size)
     model.hasher, model.half = engram.Hasher(model.cfg, cid), True
     model = model.to(device)
@@ -185,7 +195,7 @@ def main():
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--out", required=True)
     parser.add_argument("--count", type=int, default=960)
-    parser.add_argument("--checkpoint")
+    parser.add_argument("--model", type=pathlib.Path, help="released directory, or what train.py saved")
     parser.add_argument("--requests")
     parser.add_argument("--answers")
     parser.add_argument("--minutes", type=float, default=28)

@@ -239,6 +239,7 @@ class Ops:
             keys = window[:, first:last]
             see = (at[first:last] <= t) & (at[first:last] > t - cfg.sliding_window)
             see = see.expand(q.shape[0], -1, -1)
+            slot = (at[first:last] - t + cfg.sliding_window - 1).expand(q.shape[0], -1, -1)
             if entries is not None:
                 keys = torch.cat((keys, entries), 1)
                 number = torch.arange(entries.shape[1], device=q.device)
@@ -247,17 +248,36 @@ class Ops:
                 if mask is not None:
                     chosen = chosen & mask[:, start : start + 256]
                 see = torch.cat((see, chosen), 2)
-            out.append(self.attend_rows(q[:, start : start + 256], keys, see, sink))
+                slot = torch.cat((slot, cfg.sliding_window - 1 + chosen.cumsum(-1)), 2)
+            out.append(self.attend_rows(q[:, start : start + 256], keys, see, sink, slot))
         return torch.cat(out, 1)
 
-    def attend_rows(self, q, keys, see, sink):
+    def attend_rows(self, q, keys, see, sink, slot=None):
+        """slot [B,T,N]: each key's place among the row's slots, window first. With it,
+        probabilities round as an online softmax over blocks of 64 slots rounds them: against
+        the largest score so far, not the largest of all (spec 4.6)."""
         s = torch.einsum("bthc,bnc->bthn", q.float(), keys.float()) * self.cfg.head_dim**-0.5
         s = s.masked_fill(~see.unsqueeze(2), -math.inf)
         top = s.amax(-1, keepdim=True).clamp(min=-1e30)
         p = torch.exp(s - top)
         total = p.sum(-1, keepdim=True) + torch.exp(sink.unsqueeze(-1) - top)
-        p = p.to(BF16).float() if self.bf16_probabilities else p
+        if self.bf16_probabilities and slot is not None:
+            so_far = self.running_top(s, see, slot)
+            p = torch.exp(s - so_far).to(BF16).float() * torch.exp(so_far - top)
+        elif self.bf16_probabilities:
+            p = p.to(BF16).float()
         return (torch.einsum("bthn,bnc->bthc", p, keys.float()) / total).to(BF16)
+
+    @staticmethod
+    def running_top(s, see, slot):
+        """For each key, the largest visible score in its block of 64 slots or an earlier one."""
+        block = (slot // 64).clamp(min=0).masked_fill(~see, 0).unsqueeze(2)
+        tops, top = [], torch.full_like(s[..., :1], -1e30)
+        for b in range(int(block.max()) + 1):
+            here = s.masked_fill(block != b, -math.inf).amax(-1, keepdim=True)
+            top = torch.maximum(top, here)
+            tops.append(top)
+        return torch.cat(tops, -1).gather(-1, block.expand(-1, -1, s.shape[2], -1))
 
     def output(self, o, cos, sin, wo_a, wo_b):
         """wo_a [groups * o_lora, h*c/groups] is not quantised on its input, wo_b is."""

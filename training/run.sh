@@ -25,13 +25,3 @@ data=build/nano-data
 python3 training/train.py --data $data --out build/nano-train --minutes "$minutes" \
   --set "$(cat training/nano_recipe.json)"
 python3 training/export.py build/nano-train/master.pt $data "$out"
-
-# 5: the drafts learn the text that this model writes at temperature 0. Needs a built galley.
-galley=${GALLEY:-build/release/bin/galley}
-[ -x "$galley" ] || { echo "training/run.sh: no $galley, so the drafts stay as step 3 left them" >&2; exit 0; }
-work=build/nano-train
-python3 training/draft_on_policy.py prompts --data $data --out $work/requests.jsonl
-"$galley" batch $work/requests.jsonl -o $work/answers.jsonl --model "$out" --replay off
-python3 training/draft_on_policy.py train --data $data --checkpoint $work/master.pt --requests $work/requests.jsonl \
-  --answers $work/answers.jsonl --minutes 3 --out $work/finished.pt
-python3 training/export.py $work/finished.pt $data "$out"
