@@ -1,5 +1,8 @@
 #include "tools/interrupt.h"
 
+#include <poll.h>
+
+#include <cerrno>
 #include <csignal>
 
 namespace galley::tools {
@@ -23,5 +26,17 @@ void listen_for_interrupt() {
 }
 
 bool interrupted() { return interrupt_seen != 0; }
+
+bool wait_readable(int fd) {
+  // A signal may come between a look at the flag and the wait, or be taken by another thread:
+  // so no wait is long.
+  constexpr int kWaitMs = 50;
+  while (!interrupted()) {
+    pollfd wanted = {.fd = fd, .events = POLLIN, .revents = 0};
+    const int ready = ::poll(&wanted, 1, kWaitMs);
+    if (ready > 0 || (ready < 0 && errno != EINTR)) return !interrupted();
+  }
+  return false;
+}
 
 }  // namespace galley::tools

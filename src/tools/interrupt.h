@@ -9,4 +9,8 @@ namespace galley::tools {
 void listen_for_interrupt();
 bool interrupted();
 
+// Waits until `fd` can be read without waiting (or has ended); false when a signal came first.
+// A plain read would miss one that comes between a look at the flag and the read.
+bool wait_readable(int fd);
+
 }  // namespace galley::tools

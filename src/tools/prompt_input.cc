@@ -18,7 +18,7 @@ constexpr size_t kPromptBytesMax = size_t{64} << 20;
 Result<std::string> read_stdin() {
   std::string text;
   char buffer[1 << 16];
-  while (!interrupted()) {
+  while (wait_readable(STDIN_FILENO)) {
     const ssize_t count = ::read(STDIN_FILENO, buffer, sizeof buffer);
     if (count < 0 && errno == EINTR) continue;
     if (count < 0) return Error{ErrorCode::kIo, "cannot read the prompt from standard input"};

@@ -169,11 +169,11 @@ Result<int> converse(const RunOptions& options, LoadedModel& loaded) {
   while (true) {
     std::fputs("> ", stdout);
     std::fflush(stdout);
-    const Result<std::optional<Line>> line = reader.next();
-    if (!line && line.error().code == ErrorCode::kCancelled) {
+    if (!wait_readable(STDIN_FILENO)) {
       std::fputc('\n', stdout);
       return kExitInterrupted;
     }
+    const Result<std::optional<Line>> line = reader.next();
     if (!line) return line.error();
     if (!line->has_value() || (*line)->text.empty()) return kExitOk;
     messages.push_back({serve::Role::kUser, std::string((*line)->text)});
