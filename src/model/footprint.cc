@@ -7,28 +7,10 @@
 namespace galley::model {
 namespace {
 
-// As the release stores each kind; a checkpoint may widen a few small ones.
-DType usual_dtype(Storage storage) {
-  switch (storage) {
-    case Storage::kBf16:
-    case Storage::kBf16OrF32:
-      return DType::kBf16;
-    case Storage::kF32:
-      return DType::kF32;
-    case Storage::kFp8:
-      return DType::kF8E4M3;
-    case Storage::kPackedFp4:
-      return DType::kI8;
-    case Storage::kScale:
-      return DType::kF8E8M0;
-  }
-  return DType::kU8;
-}
-
 void count_tensors(const Config& config, Footprint& size) {
   std::array<DTypeSize, 16> dtypes = {};
   for (const ExpectedTensor& tensor : expected_tensors(config)) {
-    const DType dtype = usual_dtype(tensor.storage);
+    const DType dtype = released_dtype(tensor.storage);
     const int64_t elements = tensor.shape.elements();
     const int64_t bytes = elements * dtype_bytes(dtype);
     PartSize& part = size.parts[static_cast<size_t>(tensor.part)];

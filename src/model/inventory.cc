@@ -225,6 +225,23 @@ bool accepts(Storage storage, DType dtype) {
   return false;
 }
 
+DType released_dtype(Storage storage) {
+  switch (storage) {
+    case Storage::kBf16:
+    case Storage::kBf16OrF32:
+      return DType::kBf16;
+    case Storage::kF32:
+      return DType::kF32;
+    case Storage::kFp8:
+      return DType::kF8E4M3;
+    case Storage::kPackedFp4:
+      return DType::kI8;
+    case Storage::kScale:
+      return DType::kF8E8M0;
+  }
+  return DType::kU8;
+}
+
 std::string_view storage_name(Storage storage) {
   switch (storage) {
     case Storage::kBf16:

@@ -41,6 +41,8 @@ enum class Storage : uint8_t {
   kScale,      // F8_E8M0
 };
 bool accepts(Storage storage, DType dtype);
+// As the release stores each kind; a checkpoint may widen a few small ones.
+DType released_dtype(Storage storage);
 std::string_view storage_name(Storage storage);  // "F8_E4M3", "BF16 or F32"
 
 struct ExpectedTensor {

@@ -14,23 +14,6 @@
 namespace galley::model {
 namespace {
 
-DType default_dtype(Storage storage) {
-  switch (storage) {
-    case Storage::kBf16:
-    case Storage::kBf16OrF32:
-      return DType::kBf16;
-    case Storage::kF32:
-      return DType::kF32;
-    case Storage::kFp8:
-      return DType::kF8E4M3;
-    case Storage::kPackedFp4:
-      return DType::kI8;
-    case Storage::kScale:
-      return DType::kF8E8M0;
-  }
-  return DType::kU8;
-}
-
 std::string shard_name(int32_t number, int32_t count) {
   const auto digits = [](int32_t value) {
     std::string text = std::to_string(value);
@@ -79,7 +62,7 @@ Result<CheckpointPlan> CheckpointPlan::of_config(std::string config_json, int32_
     return apart && (tensor.part == Part::kEngramTables || tensor.part == Part::kEngramProjections);
   };
   const auto size_of = [](const ExpectedTensor& tensor) {
-    return tensor.shape.elements() * dtype_bytes(default_dtype(tensor.storage));
+    return tensor.shape.elements() * dtype_bytes(released_dtype(tensor.storage));
   };
   int64_t shared_bytes = 0;
   for (const ExpectedTensor& tensor : expected) {
@@ -101,7 +84,8 @@ Result<CheckpointPlan> CheckpointPlan::of_config(std::string config_json, int32_
       placed_bytes += bytes;
     }
     plan.shards[shard_name(shard + 1, shard_count)].push_back(
-        {tensor.name, std::string(dtype_name(default_dtype(tensor.storage))), tensor.shape, bytes});
+        {tensor.name, std::string(dtype_name(released_dtype(tensor.storage))), tensor.shape,
+         bytes});
   }
   for (auto& [name, tensors] : plan.shards) {
     // Wide elements first, so that every tensor is aligned to its own.
