@@ -1,23 +1,27 @@
 """Teaches the draft stages the text that the model itself writes at temperature 0.
 
 The stages of train.py have seen books and chats; what they must predict when serving is the
-model's own greedy text, which repeats itself far more. Two steps, CPU or CUDA:
+model's own greedy text, which repeats itself far more. Five steps; the second on any machine, the
+fourth wants a GPU:
 
     draft_on_policy.py prompts --data DIR --out requests.jsonl
     galley batch requests.jsonl -o answers.jsonl --model models/nano --replay off
-    draft_on_policy.py train --data DIR --model models/nano --requests requests.jsonl
-                             --answers answers.jsonl --minutes 5 --out finished.pt
-    export.py finished.pt DIR models/nano
+    draft_on_policy.py pack --data DIR --requests requests.jsonl --answers answers.jsonl --out texts.npz
+    draft_on_policy.py train --data DIR --model models/nano --texts texts.npz --out finished.pt
+    draft_on_policy.py export --data DIR --model models/nano --drafts finished.pt --out models/nano
 
 Prompts come from the training books, never from the held-out ones. World documents stay in the
-mix so that chats are not forgotten. Only the draft's own tensors change. The shipped drafts have
-not been through this: on a busy CPU about 750 steps of 240 anchors moved held-out stories from 2.07 to
-2.19 accepted (24 prompts), and with a world share of 13 % lost chats from 4.76 to 3.23; it wants a
-GPU's number of anchors and the larger share of world documents that now stands below.
+mix so that chats are not forgotten. The backbone is frozen: its passes over all texts are made
+once and kept on the device, and every step draws anchors from them. Only the draft's own tensors
+change; `--set` may give it another shape (stages, experts, captured layers), and what fits of the
+old tensors is where training starts.
 """
 
 import argparse
+import copy
 import json
+import multiprocessing
+import os
 import pathlib
 import random
 import sys
@@ -30,178 +34,342 @@ import torch.nn.functional as F
 import checkpoint
 import dspark
 import engram
+import export
 import fast
+import train
 from export import read_training
 from model import Config, Model, rms
 from optim import Optimiser
 from tokenizer import Tokenizer
-from train import save
 
-KEPT = 66  # context rows before the first anchor: the window and two
-ROWS, ANCHORS = 6, 40
-GREEDY_SHARE = 0.6
-WORLD = (("world_chat", 240), ("story_chat", 200), ("tools", 160), ("sums", 160), ("json", 60))
+KEPT = 66  # context rows before a stretch's first anchor: the window and two
+STRETCH = 168  # anchors of one stretch
+GREEDY, WORLD, HELD, HELD_WORLD = range(4)
+WORLD_SHARES = (("world_chat", 4400), ("story_chat", 3600), ("tools", 2400), ("sums", 1600),
+                ("json", 800), ("small_talk", 200))
+DEFAULTS = {
+    "seconds": 300.0, "rows": 64, "anchors": 64, "greedy": 0.65, "soft": 0.25, "decay": 0.85,
+    "muon_lr": 0.012, "adam_lr": 0.003, "hc_lr": 0.0006, "cooldown_from": 0.3, "warmup": 0.03,
+    "bias_rate": 0.002, "dropout": 0.0, "config": {},
+}
 
 
 def write_prompts(options):
-    coder = Tokenizer.load(options.data / "tokenizer.json")
+    """Requests of three kinds: training stories and, in shard 0, held-out stories and the task
+    set's chats. Shards are different prompts, so that many processes may answer them."""
+    from corpus import Corpus
+
     ids = np.fromfile(options.data / "en_stories.u16", dtype=np.uint16)
-    rng, made = np.random.default_rng(11), 0
+    coder = Tokenizer.load(options.data / "tokenizer.json")
+    rng, made = np.random.default_rng(11 + options.shard), 0
     with open(options.out, "w", encoding="utf-8") as f:
+        def write(kind, number, prompt, limit):
+            f.write(json.dumps({"custom_id": f"{kind}-{options.shard}-{number}", "ids": prompt, "max_tokens": limit,
+                                "temperature": 0}) + "\n")
+
+        if options.shard == 0:
+            windows = Corpus(options.data, torch.device("cpu")).heldout_windows(512)[0]
+            order = torch.randperm(len(windows) - 8, generator=torch.Generator().manual_seed(5))
+            for number, i in enumerate(order[:192]):
+                write(HELD, number, windows[i][:256].tolist(), 128)
+            with open(pathlib.Path(__file__).parent / "tasks" / "chat.jsonl", encoding="utf-8") as tasks:
+                for number, case in enumerate(map(json.loads, tasks)):
+                    write(HELD_WORLD, number, coder.encode(case["prompt"]), case["max_tokens"])
         while made < options.count:
             start = rng.integers(0, len(ids) - 300)
             part = ids[start : start + int(rng.choice([64, 128, 255, 255]))]
-            if (part < 3).any():
-                continue
-            f.write(json.dumps({"custom_id": str(made), "prompt": coder.decode(part.tolist()),
-                                "max_tokens": 192, "temperature": 0}) + "\n")
-            made += 1
+            if (part >= 3).all():
+                write(GREEDY, made, [0] + part.tolist(), 160)
+                made += 1
 
 
-def sequences(options, coder):
-    """(tokens, prompt length) of greedy texts, then of world documents."""
-    with open(options.requests, encoding="utf-8") as f:
-        prompts = {r["custom_id"]: r["prompt"] for r in map(json.loads, f)}
-    greedy, world = [], []
-    with open(options.answers, encoding="utf-8") as f:
-        for answer in map(json.loads, f):
-            if len(answer.get("ids", ())) >= ANCHORS + 16:
-                prompt = [0] + coder.encode(prompts[answer["custom_id"]], added_tokens=False)
-                greedy.append((prompt + answer["ids"], len(prompt)))
+def world_documents(job):
     from world import documents
 
-    source, rng = documents.World(coder.encode, []), random.Random(77)
-    for name, count in WORLD:
-        for _ in range(count):
-            tokens = coder.encode(source.document(name, rng))[:420]
-            if len(tokens) >= 60:
-                world.append((tokens, 3))
-    return greedy, world
+    data, name, count, seed = job
+    coder, rng = Tokenizer.load(data / "tokenizer.json"), random.Random(f"draft {name} {seed}")
+    source = documents.World(coder.encode, [])
+    return [coder.encode(source.document(name, rng))[:1000] for _ in range(count)]
+
+
+def pack(options):
+    """Tokens of all texts in one array, with length, prompt length and kind of each."""
+    texts = []
+    for request_file, answer_file in zip(options.requests, options.answers):
+        with open(request_file, encoding="utf-8") as f:
+            prompts = {r["custom_id"]: r["ids"] for r in map(json.loads, f)}
+        with open(answer_file, encoding="utf-8") as f:
+            for line in f:
+                answer = json.loads(line) if line.endswith("\n") else {}
+                if len(answer.get("ids", ())) >= 2:
+                    prompt = prompts[answer["custom_id"]]
+                    texts.append((prompt + answer["ids"], len(prompt), int(answer["custom_id"].split("-")[0])))
+    jobs = [(options.data, name, count // 8, seed) for name, count in WORLD_SHARES for seed in range(8)]
+    with multiprocessing.Pool(os.cpu_count()) as pool:
+        for some in pool.imap_unordered(world_documents, jobs):
+            texts += [(t, 3, WORLD) for t in some if len(t) >= 40]
+    np.savez_compressed(options.out, tokens=np.concatenate([np.array(t, dtype=np.uint16) for t, _, _ in texts]),
+                        length=np.array([len(t) for t, _, _ in texts]),
+                        prompt=np.array([p for _, p, _ in texts]), kind=np.array([k for _, _, k in texts]))
+    print("texts by kind", np.bincount([k for _, _, k in texts]).tolist())
+
+
+class Stretches:
+    """Backbone rows of many texts, flat on the device, and the stretches of anchors in them.
+
+    tokens, best [N]; context [N, targets * d]; hidden [N, d], of which `best` is the head's choice.
+    Each stretch: base (row of its first context row), low and high (first and last anchor, from base)."""
+
+    def __init__(self, device):
+        self.device, self.parts, self.rows = device, [], 0
+        self.table = {kind: [] for kind in range(4)}
+        self.whole = {kind: [] for kind in range(4)}
+
+    def add(self, kind, tokens, best, context, hidden, prompt, block):
+        kept = max(0, prompt - KEPT)
+        self.parts.append([x[kept:].clone() for x in (tokens, best, context, hidden)])
+        start, end = prompt - 1 - kept, len(tokens) - kept
+        self.whole[kind].append((self.rows, start, end))
+        for low in range(max(start, 1), end - block - 1, STRETCH):
+            base = max(0, low - KEPT + 2)
+            self.table[kind].append((self.rows + base, low - base, min(low + STRETCH, end - block - 1) - 1 - base))
+        self.rows += end
+
+    def seal(self):
+        self.tokens, self.best, self.context, self.hidden = (torch.cat(x) for x in zip(*self.parts))
+        self.parts = None
+        self.table = {k: torch.tensor(v, device=self.device) for k, v in self.table.items() if v}
+
+    def draw(self, counts, anchors, block):
+        """context [R,T,targets*d], positions [R,A], and rows [R,A,block+2] of p .. p+block+1."""
+        chosen = torch.cat([self.table[k][torch.randint(len(self.table[k]), (n,), device=self.device)]
+                            for k, n in counts.items()])
+        base, low, high = (x.unsqueeze(1) for x in chosen.unbind(1))
+        uniform = torch.rand(len(chosen), anchors, device=self.device)
+        positions = (low + (uniform * (high - low + 1)).long()).clamp(max=high)
+        index = (base + torch.arange(KEPT + STRETCH, device=self.device)).clamp(max=self.rows - 1)
+        rows = (base + positions).unsqueeze(-1) + torch.arange(block + 2, device=self.device)
+        return self.context[index], positions, rows
 
 
 @torch.no_grad()
-def features(model, weights, ops, tokens, prompt, device):
-    """What the draft trains on: context rows from `kept` on, and the backbone's best tokens."""
-    padded = torch.tensor(tokens + [2] * (-len(tokens) % 32), device=device).unsqueeze(0)
-    run = fast.FastBackbone(model, weights, ops, padded, capture=model.cfg.dspark_target_layer_ids).run()
-    kept = max(0, prompt - KEPT)
-    best = F.linear(run.hidden[0], weights["head"]).argmax(-1)[: len(tokens)].cpu()
-    context = dspark.main_hidden(model.cfg, run.captured)[0, kept : len(tokens)].cpu()
-    return {"tokens": torch.tensor(tokens), "best": best, "context": context, "kept": kept, "prompt": prompt}
+def backbone_rows(model, weights, ops, texts, device):
+    """Stretches of all texts; texts of like length share a padded pass."""
+    cfg, store = model.cfg, Stretches(device)
+    starts = np.concatenate(([0], np.cumsum(texts["length"])))
+    for length in (512, 1024):
+        low = length // 2 if length > 512 else 0
+        members = [i for i, n in enumerate(texts["length"]) if low < n <= length]
+        size = 65536 // length if device.type == "cuda" else 4
+        for at in range(0, len(members), size):
+            chosen = members[at : at + size]
+            tokens = torch.full((size, length), 2, dtype=torch.int64)
+            for r, i in enumerate(chosen):
+                part = texts["tokens"][starts[i] : starts[i + 1]].astype(np.int64)
+                tokens[r, : len(part)] = torch.from_numpy(part)
+            tokens = tokens.to(device)
+            run = fast.FastBackbone(model, weights, ops, tokens, capture=cfg.dspark_target_layer_ids).run()
+            context = dspark.main_hidden(cfg, run.captured)
+            best = F.linear(run.hidden, weights["head"]).argmax(-1)
+            for r, i in enumerate(chosen):
+                n = int(texts["length"][i])
+                store.add(int(texts["kind"][i]), tokens[r, :n], best[r, :n], context[r, :n],
+                          run.hidden[r, :n], int(texts["prompt"][i]), cfg.dspark_block_size)
+    store.seal()
+    return store
 
 
-def draw(pools, rng, block):
-    """ROWS stretches of ANCHORS consecutive anchors, each with its window before it."""
-    chosen = []
-    while len(chosen) < ROWS:
-        q = rng.choice(pools[0] if rng.random() < GREEDY_SHARE else pools[1])
-        low, high = max(q["prompt"] - 1, q["kept"] + 1), len(q["tokens"]) - ANCHORS - block - 2
-        if high >= low:
-            start = rng.randint(low, high)
-            chosen.append((q, start, max(q["kept"], start - 63)))
-    length = max(start - first for _, start, first in chosen) + ANCHORS
-    context = torch.zeros(ROWS, length, chosen[0][0]["context"].shape[1], dtype=torch.bfloat16)
-    tokens = torch.zeros(ROWS, length + block + 2, dtype=torch.int64)
-    best, positions = tokens.clone(), torch.zeros(ROWS, ANCHORS, dtype=torch.int64)
-    for i, (q, start, first) in enumerate(chosen):
-        rows, at = start - first + ANCHORS, first - q["kept"]
-        context[i, :rows] = q["context"][at : at + rows]
-        positions[i] = start - first + torch.arange(ANCHORS)
-        size = min(tokens.shape[1], len(q["tokens"]) - first)
-        tokens[i, :size] = q["tokens"][first : first + size]
-        best[i, :size] = q["best"][first : first + size]
-    return context, tokens, best, positions
+def _draft_loss(hidden, before, label, weight, target, head, markov_embed, markov_head, norm, eps, soft):
+    """Weighted cross entropy towards the backbone's best token and, with share `soft`, its law.
+    hidden, target [M, d] rows of draft and backbone; before, label [M]; weight [M]."""
+    e = F.embedding(before, markov_embed)
+    logits = (F.linear(rms(hidden, norm, eps), head) + F.linear(e, markov_head)).float()
+    total = torch.logsumexp(logits, -1)
+    nll = total - logits.gather(1, label.unsqueeze(1)).squeeze(1)
+    p = torch.softmax(F.linear(target, head).float(), -1)
+    cross = total - (p * logits).sum(-1)
+    loss = (((1 - soft) * nll + soft * cross) * weight).sum() / weight.sum()
+    hit = (logits.argmax(-1) == label).float()
+    chance = torch.exp(-nll)
+    return loss, hit.detach(), chance.detach(), e.detach()
 
 
-def loss_of(model, weights, ops, batch, frequent):
-    """Cross entropy towards the backbone's best token, over a sample of the vocabulary; a slot
-    whose predecessors were not the backbone's choice is never reached and does not count."""
+def loss_of(model, weights, ops, store, counts, setting, loss_region, trace):
+    """A slot whose predecessors were not the backbone's choice is never reached and does not count."""
     cfg, block = model.cfg, model.cfg.dspark_block_size
-    context, tokens, best, positions = batch
-    hidden = dspark.draft_hidden(model, weights, ops, context, positions, tokens.gather(1, positions + 1))
-    at = positions.unsqueeze(-1) + 1 + torch.arange(block, device=tokens.device)
-    take = lambda source, shift: source.gather(1, (at + shift).flatten(1)).view(at.shape)
-    label = take(best, 0)
-    random_ids = torch.randint(0, cfg.vocab_size, (300,), device=label.device)
-    words = torch.unique(torch.cat((label.flatten(), frequent, random_ids)))
-    e = F.embedding(take(tokens, 0), weights["mtp.markov_embed"])
-    z = rms(hidden, weights["mtp.norm"], cfg.rms_norm_eps)
-    logits = F.linear(z, weights["head"][words]) + F.linear(e, weights["mtp.markov_head"][words])
-    logits, target = logits.float(), torch.searchsorted(words, label)
-    same = (label == take(tokens, 1)).float()
+    context, positions, rows = store.draw(counts, setting["anchors"], block)
+    tokens, best = store.tokens[rows], store.best[rows]
+    hidden = dspark.draft_hidden(model, weights, ops, context, positions, tokens[..., 1], trace)
+    before, label = tokens[..., 1 : block + 1], best[..., 1 : block + 1]
+    same = (label == tokens[..., 2:]).float()
     reached = torch.cat((torch.ones_like(same[..., :1]), same.cumprod(-1)[..., :-1]), -1)
-    weight = reached * 0.85 ** torch.arange(block, dtype=torch.float32, device=label.device)
-    nll = F.cross_entropy(logits.flatten(0, 2), target.flatten(), reduction="none").view(label.shape)
-    chance = torch.softmax(logits.detach(), -1).gather(-1, target.unsqueeze(-1)).squeeze(-1)
-    sure = dspark.confidence(weights, hidden.detach(), e.detach())
-    hits = ((logits.argmax(-1) == target) * reached).sum((0, 1)) / reached.sum((0, 1)).clamp(min=1)
-    return (nll * weight).sum() / weight.sum() + 0.2 * F.binary_cross_entropy_with_logits(sure, chance), hits
+    weight = reached * setting["decay"] ** torch.arange(block, dtype=torch.float32, device=rows.device)
+    loss, hit, chance, e = loss_region(
+        hidden.flatten(0, 2), before.flatten(), label.flatten(), weight.flatten(),
+        store.hidden[rows[..., 1 : block + 1]].flatten(0, 2), weights["head"], weights["mtp.markov_embed"],
+        weights["mtp.markov_head"], weights["mtp.norm"], cfg.rms_norm_eps, setting["soft"])
+    sure = dspark.confidence(weights, hidden.detach().flatten(0, 2), e)
+    sure_loss = F.binary_cross_entropy_with_logits(sure, chance)
+    hit = hit.view(reached.shape)
+    return loss + 0.2 * sure_loss, (hit * reached).sum((0, 1)) / reached.sum((0, 1)).clamp(min=1)
 
 
-def train(options):
+@torch.no_grad()
+def accepted(model, weights, ops, store, kind, count=None):
+    """Mean accepted length, bonus included, over the greedy texts of one kind."""
+    cfg, rounds = model.cfg, []
+    for base, start, end in store.whole[kind][:count]:
+        positions = torch.arange(start, end - 1, device=store.device).unsqueeze(0)
+        context = store.context[base : base + end].unsqueeze(0)
+        tokens = store.tokens[base : base + end]
+        first = tokens[positions + 1]
+        hidden = dspark.draft_hidden(model, weights, ops, context, positions, first)
+        drafts = dspark.draft_greedy(cfg, weights, hidden, first)[0][0].tolist()
+        rounds += dspark.accepted_lengths(drafts, tokens.tolist(), start, end)
+    return sum(rounds) / max(len(rounds), 1)
+
+
+def reshape_draft(model, changes):
+    """A model of the changed configuration: backbone as it was, draft tensors as far as they fit."""
+    nested = copy.deepcopy(model.cfg.nested)
+    text = nested["text_config"]
+    text.update(changes)
+    text["compress_ratios"] = (text["compress_ratios"][: text["num_hidden_layers"]]
+                               + [0] * text["num_nextn_predict_layers"])
+    other = Model(Config(nested), seed=1)
+    moved = text["dspark_target_layer_ids"] != model.cfg.dspark_target_layer_ids
+    with torch.no_grad():
+        for name, p in other.params.items():
+            old = model.params[name]
+            if not (moved and "main_proj" in name):
+                part = tuple(slice(0, min(a, b)) for a, b in zip(p.shape, old.shape))
+                p[part] = old[part]
+    return other
+
+
+def read_model(path):
+    """From a released directory, or what train.py saved."""
+    if not path.is_dir():
+        return read_training(path)
+    model = Model(Config.load(path / "config.json"))
+    checkpoint.load(model, path)
+    return model
+
+
+def save_drafts(model, path, steps):
+    """The draft's tensors alone, as the released format will hold them."""
+    train.save(model, path, exact=False, prefix="mtp.", steps=steps)
+
+
+def export_drafts(options):
+    model, drafts = read_model(options.model), torch.load(options.drafts, map_location="cpu")
+    text = drafts["config"]["text_config"]
+    model = reshape_draft(model, {k: v for k, v in text.items() if "dspark" in k or "nextn" in k})
+    with torch.no_grad():
+        for name, value in drafts["params"].items():
+            model.params[name].copy_(value.float())
+    print(json.dumps(export.write(model, options.data, options.out)))
+
+
+def train_drafts(options, setting):
     device = torch.device(options.device)
-    coder = Tokenizer.load(options.data / "tokenizer.json")
-    if options.model.is_dir():
-        model = Model(Config.load(options.model / "config.json"))
-        checkpoint.load(model, options.model)
-    else:
-        model = read_training(options.model)
-    cid = engram.compressed_ids(options.data / "tokenizer.json", model.cfg.vocab_size)
-    model.hasher, model.half = engram.Hasher(model.cfg, cid), True
-    model = model.to(device)
+    model = read_model(options.model)
+    if setting["config"]:
+        model = reshape_draft(model, setting["config"])
+    cfg = model.cfg
+    model.hasher = engram.Hasher(cfg, engram.compressed_ids(options.data / "tokenizer.json", cfg.vocab_size))
+    model.half, model = True, model.to(device)
+    model.params = {n.replace("/", "."): p for n, p in model.named_parameters()}
     for name, p in model.params.items():
         p.requires_grad_(name.startswith("mtp.") and "gate_bias" not in name)
-    ops = fast.FastOps(model.cfg, True, 0.0, compiled=False)
+    compiled = device.type == "cuda"
+    plain = fast.FastOps(cfg, True, 0.0, compiled=False)
+    ops = fast.FastOps(cfg, True, setting["dropout"], compiled=compiled)
+    loss_region = fast.region(_draft_loss) if compiled else _draft_loss
     with torch.no_grad():
-        frozen = model.weights(True)
-    pools = [[features(model, frozen, ops, t, p, device) for t, p in pool] for pool in sequences(options, coder)]
-    print("greedy texts", len(pools[0]), "world documents", len(pools[1]), flush=True)
-    counts = sum(torch.bincount(q["tokens"], minlength=model.cfg.vocab_size) for pool in pools for q in pool)
-    frequent = counts.argsort(descending=True)[:900].to(device)
-    own = [(n, p, None) for n, p in model.params.items() if p.requires_grad]
-    matrix = lambda n: n.split(".")[-1] in ("wq_a", "wq_b", "wkv", "wo_a", "wo_b", "main_proj") or "_w" in n
-    optimiser = Optimiser([
-        {"kind": "adam", "lr": 8e-4, "decay": 0.0, "params": [x for x in own if matrix(x[0])]},
-        {"kind": "adam", "lr": 5e-4, "decay": 0.0, "params": [x for x in own if ".hc_" in x[0]]},
-        {"kind": "adam", "lr": 1.5e-3, "decay": 0.0,
-         "params": [x for x in own if not matrix(x[0]) and ".hc_" not in x[0]]},
-    ], betas=(0.9, 0.98))
-    rng, begin, steps, mean, said = random.Random(5), time.time(), 0, None, 0.0
+        frozen = {k: v.detach() for k, v in model.weights(True).items()}
+    begin = time.time()
+    with np.load(options.texts) as f:
+        store = backbone_rows(model, frozen, plain, dict(f), device)
+    size = {k: len(v) for k, v in store.table.items()}
+    print(f"rows {store.rows:,}, stretches by kind {size}, {time.time() - begin:.0f} s", flush=True)
+
+    def measure():
+        weights = {**frozen, **{k: v.detach() for k, v in model.weights(True, "mtp.").items()}}
+        lengths = [accepted(model, weights, plain, store, kind, 64) for kind in (HELD, HELD_WORLD)]
+        seen = accepted(model, weights, plain, store, GREEDY, 48)
+        return f"accepted: held-out stories {lengths[0]:.3f} world {lengths[1]:.3f} training stories {seen:.3f}"
+
+    print(measure(), flush=True)
+    share = round(setting["rows"] * setting["greedy"])
+    counts = {GREEDY: share, WORLD: setting["rows"] - share}
+    groups = train.groups_of(model, {**train.DEFAULTS, **{k: setting[k] for k in ("muon_lr", "adam_lr", "hc_lr")}}, "mtp.")
+    optimiser = Optimiser(groups)
     torch.manual_seed(0)
-    while (f := (time.time() - begin) / (options.minutes * 60)) < 1:
-        batch = [x.to(device) for x in draw(pools, rng, model.cfg.dspark_block_size)]
-        weights = {**frozen, **model.weights(True, "mtp.")}
-        loss, hits = loss_of(model, weights, ops, batch, frequent)
+    begin, steps, mean, said, measured = time.time(), 0, None, 0.0, time.time()
+    while (f := (time.time() - begin) / setting["seconds"]) < 1:
+        weights, trace = {**frozen, **model.weights(True, "mtp.")}, {}
+        loss, hits = loss_of(model, weights, ops, store, counts, setting, loss_region, trace)
         loss.backward()
-        norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for _, p, _ in own if p.grad is not None]))
-        for _, p, _ in own:
-            if p.grad is not None:
-                p.grad.mul_((1.0 / (norm + 1e-6)).clamp(max=1.0))
-        optimiser.step(min(1.0, f / 0.05 + 0.05) * min(1.0, (1 - f) / 0.7))
+        grads = [p.grad for p in model.params.values() if p.grad is not None]
+        norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(grads)))
+        torch._foreach_mul_(grads, (1.0 / (norm + 1e-6)).clamp(max=1.0))
+        factor = train.rate({**setting, "floor": 0.0}, f)
+        optimiser.step(factor)
         optimiser.zero_grad()
+        with torch.no_grad():
+            load = torch.stack(trace["loads"])
+            load = load / load.sum(-1, keepdim=True)
+            model.params["mtp.gate_bias"] += setting["bias_rate"] * max(factor, 0.05) * torch.sign(
+                load.mean(-1, keepdim=True) - load)
         steps += 1
-        mean = hits if mean is None else 0.96 * mean + 0.04 * hits
-        if time.time() - said > 30:
+        mean = hits if mean is None else 0.98 * mean + 0.02 * hits
+        if steps % 10 == 0 and compiled:
+            torch.cuda.current_stream().synchronize()
+        if steps == 20:
+            print(f"20 steps after {time.time() - begin:.0f} s", flush=True)
+            begin = time.time()
+        if time.time() - said > 20:
             said = time.time()
-            print(f"f={f:.2f} step {steps} loss {loss.item():.3f} agreement "
+            print(f"f={f:.3f} step {steps} loss {loss.item():.3f} agreement "
                   + " ".join(f"{h:.3f}" for h in mean.tolist()), flush=True)
-    save(model, options.out)
-    print("steps", steps)
+        if time.time() - measured > options.measure_every:
+            print(measure(), flush=True)
+            measured = time.time()
+            save_drafts(model, options.out, steps)
+    with torch.no_grad():
+        model.params["mtp.gate_bias_vl"].copy_(model.params["mtp.gate_bias"])
+    print("steps", steps, measure(), flush=True)
+    save_drafts(model, options.out, steps)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("verb", choices=("prompts", "train"))
+    parser.add_argument("verb", choices=("prompts", "pack", "train", "export"))
     parser.add_argument("--data", type=pathlib.Path, required=True)
     parser.add_argument("--out", required=True)
-    parser.add_argument("--count", type=int, default=960)
+    parser.add_argument("--count", type=int, default=24000)
+    parser.add_argument("--shard", type=int, default=0, help="prompts: which of many files of prompts")
+    parser.add_argument("--requests", nargs="+")
+    parser.add_argument("--answers", nargs="+")
     parser.add_argument("--model", type=pathlib.Path, help="released directory, or what train.py saved")
-    parser.add_argument("--requests")
-    parser.add_argument("--answers")
-    parser.add_argument("--minutes", type=float, default=28)
+    parser.add_argument("--texts", help="what pack wrote")
+    parser.add_argument("--drafts", help="what train wrote")
+    parser.add_argument("--set", type=json.loads, default={}, help="JSON object over the defaults")
+    parser.add_argument("--measure-every", type=float, default=60.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
-    (write_prompts if options.verb == "prompts" else train)(options)
+    unknown = set(options.set) - set(DEFAULTS)
+    if unknown:
+        parser.error(f"unknown settings: {sorted(unknown)}")
+    if options.verb == "prompts":
+        write_prompts(options)
+    elif options.verb == "pack":
+        pack(options)
+    elif options.verb == "export":
+        export_drafts(options)
+    else:
+        train_drafts(options, {**DEFAULTS, **options.set})
     return 0
 
 

@@ -45,9 +45,9 @@ def nano_config(vocab_size, class_count, ids):
             "engram_head_dim": 32, "engram_vocab_size": columns_start,
             "engram_pad_token_id": ids["pad"], "engram_compressed_vocab_size": class_count,
             "engram_num_embeddings": rows,
-            "num_nextn_predict_layers": 2, "dspark_block_size": 5,
-            "dspark_noise_token_id": ids["noise"], "dspark_target_layer_ids": [9, 10, 11],
-            "dspark_markov_rank": 32, "dspark_n_routed_experts": 4,
+            "num_nextn_predict_layers": 3, "dspark_block_size": 5,
+            "dspark_noise_token_id": ids["noise"], "dspark_target_layer_ids": [3, 7, 11],
+            "dspark_markov_rank": 32, "dspark_n_routed_experts": 3,
             "dspark_num_experts_per_tok": 2,
         },
         "vision_config": {

@@ -94,11 +94,11 @@ def stored(name, p):
     return p if kind == "f32" else p.to(torch.bfloat16)
 
 
-def save(model, path, exact=True, **more):
-    """exact: float32 masters; else only what an export needs."""
+def save(model, path, exact=True, prefix="", **more):
+    """exact: float32 masters; else only what an export needs. Of the parameters under `prefix`."""
     with torch.no_grad():
         state = {name: (p.detach().clone() if exact else stored(name, p.detach())).cpu()
-                 for name, p in model.params.items()}
+                 for name, p in model.params.items() if name.startswith(prefix)}
     torch.save({"params": state, "config": model.cfg.nested, **more}, path + ".part")
     os.replace(path + ".part", path)
 
