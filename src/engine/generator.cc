@@ -7,6 +7,19 @@
 #include "base/check.h"
 
 namespace galley::engine {
+namespace {
+
+int64_t length_max(const GenerateRequest& request) {
+  return static_cast<int64_t>(request.prompt.size()) + request.output_tokens_max;
+}
+
+Usage prompt_usage(const GenerateRequest& request) {
+  Usage usage;
+  usage.prompt_tokens = static_cast<int32_t>(request.prompt.size());
+  return usage;
+}
+
+}  // namespace
 
 Generator::Generator(Executor& executor, const GeneratorOptions& options)
     : executor_(&executor), options_(options), pages_(options.page_count) {
@@ -19,17 +32,13 @@ Generator::Generator(Executor& executor, const GeneratorOptions& options)
                   2 * static_cast<size_t>(options.sequences_max));
 }
 
-int64_t Generator::length_max(const GenerateRequest& request) const {
-  return static_cast<int64_t>(request.prompt.size()) + request.output_tokens_max;
-}
-
-Result<void> Generator::submit(GenerateRequest request) {
+Result<void> check_request(const GenerateRequest& request, const GeneratorOptions& options) {
   if (request.prompt.empty()) return Error{ErrorCode::kInvalid, "the prompt has no tokens"};
   for (const int32_t token : request.prompt) {
-    if (token >= 0 && token < options_.vocab_size) continue;
+    if (token >= 0 && token < options.vocab_size) continue;
     return Error{ErrorCode::kInvalid, "the prompt has token " + std::to_string(token) +
                                           ", the vocabulary has " +
-                                          std::to_string(options_.vocab_size)};
+                                          std::to_string(options.vocab_size)};
   }
   if (request.output_tokens_max < 1) {
     return Error{ErrorCode::kInvalid, "at least one token must be asked for"};
@@ -38,15 +47,26 @@ Result<void> Generator::submit(GenerateRequest request) {
     return Error{ErrorCode::kInvalid,
                  "at most " + std::to_string(kStopTokensMax) + " stop tokens are accepted"};
   }
-  TRY(validate(request.sampling, options_.vocab_size));
-  const int64_t capacity = static_cast<int64_t>(options_.page_count) * options_.page_tokens;
-  const int64_t longest = std::min(options_.positions_max, capacity);
+  TRY(validate(request.sampling, options.vocab_size));
+  const int64_t capacity = static_cast<int64_t>(options.page_count) * options.page_tokens;
+  const int64_t longest = std::min(options.positions_max, capacity);
   if (length_max(request) > longest) {
     return Error{ErrorCode::kInvalid,
                  "the prompt's " + std::to_string(request.prompt.size()) + " tokens and up to " +
                      std::to_string(request.output_tokens_max) +
                      " new ones exceed the context of " + std::to_string(longest)};
   }
+  if (request.cache_namespace.size() > kCacheNamespaceBytesMax) {
+    return Error{ErrorCode::kInvalid,
+                 "the cache namespace has " + std::to_string(request.cache_namespace.size()) +
+                     " bytes, at most " + std::to_string(kCacheNamespaceBytesMax) +
+                     " are accepted"};
+  }
+  return {};
+}
+
+Result<void> Generator::submit(GenerateRequest request) {
+  TRY(check_request(request, options_));
   const auto same = [&](const auto& other) { return other.id == request.id; };
   if (std::any_of(waiting_.begin(), waiting_.end(), same) ||
       std::any_of(running_.begin(), running_.end(),
@@ -72,23 +92,24 @@ void Generator::cancel(SequenceId id) {
   const auto waiting = std::find_if(waiting_.begin(), waiting_.end(),
                                     [id](const auto& request) { return request.id == id; });
   if (waiting == waiting_.end()) return;
+  cancelled_.push_back(std::move(*waiting));
   waiting_.erase(waiting);
-  cancelled_.push_back(id);
 }
 
-void Generator::admit() {
+void Generator::admit(TimePoint now) {
   while (!waiting_.empty()) {
     // First come, first served: a small one does not pass a large one that waits for pages.
     const int64_t pages = pages_for(length_max(waiting_.front()));
     if (free_slots_.empty() || pages > pages_.free_count()) return;
-    start(std::move(waiting_.front()));
+    start(std::move(waiting_.front()), now);
     waiting_.pop_front();
   }
 }
 
-void Generator::start(GenerateRequest request) {
+void Generator::start(GenerateRequest request, TimePoint now) {
   auto sequence = std::make_unique<Sequence>();
   sequence->request = std::move(request);
+  sequence->admitted_at = now;
   const GenerateRequest& asked = sequence->request;
   sequence->tokens.reserve(length_max(asked));
   sequence->tokens.insert(sequence->tokens.end(), asked.prompt.begin(), asked.prompt.end());
@@ -103,21 +124,64 @@ void Generator::start(GenerateRequest request) {
   running_.push_back(std::move(sequence));
 }
 
-void Generator::report_cancelled(SequenceId id) {
+void Generator::report_end(const GenerateRequest& request, FinishReason finish, Usage usage) {
   TokenEvent event;
-  event.id = id;
-  event.finish = FinishReason::kCancelled;
+  event.id = request.id;
+  event.finish = finish;
+  event.usage = usage;
   events_.push_back(event);
 }
 
+Usage Generator::usage_of(const Sequence& sequence) {
+  Usage usage = prompt_usage(sequence.request);
+  usage.output_tokens = sequence.output_count;
+  usage.admitted_at = sequence.admitted_at;
+  return usage;
+}
+
 void Generator::drop_cancelled() {
-  for (const SequenceId id : cancelled_) report_cancelled(id);
+  for (const GenerateRequest& request : cancelled_) {
+    report_end(request, FinishReason::kCancelled, prompt_usage(request));
+  }
   cancelled_.clear();
   for (size_t i = running_.size(); i-- > 0;) {
     if (!running_[i]->cancelled) continue;
-    report_cancelled(running_[i]->request.id);
+    report_end(running_[i]->request, FinishReason::kCancelled, usage_of(*running_[i]));
     retire(i);
   }
+}
+
+void Generator::end_late(TimePoint now) {
+  const auto late = [now](const GenerateRequest& request) {
+    return request.deadline && *request.deadline <= now;
+  };
+  for (size_t i = running_.size(); i-- > 0;) {
+    if (!late(running_[i]->request)) continue;
+    report_end(running_[i]->request, FinishReason::kDeadline, usage_of(*running_[i]));
+    retire(i);
+  }
+  std::erase_if(waiting_, [&](const GenerateRequest& request) {
+    if (!late(request)) return false;
+    report_end(request, FinishReason::kDeadline, prompt_usage(request));
+    return true;
+  });
+}
+
+std::span<const TokenEvent> Generator::fail_all() {
+  events_.clear();
+  while (!running_.empty()) {
+    report_end(running_.back()->request, FinishReason::kFailed, usage_of(*running_.back()));
+    retire(running_.size() - 1);
+  }
+  for (const GenerateRequest& request : waiting_) {
+    report_end(request, FinishReason::kFailed, prompt_usage(request));
+  }
+  for (const GenerateRequest& request : cancelled_) {
+    report_end(request, FinishReason::kCancelled, prompt_usage(request));
+  }
+  waiting_.clear();
+  cancelled_.clear();
+  return events_;
 }
 
 void Generator::retire(size_t index) {
@@ -167,10 +231,11 @@ void Generator::add_rows(const Sequence& sequence, int64_t count) {
   plan_.push_back(planned);
 }
 
-Result<StepOutcome> Generator::step() {
+Result<StepOutcome> Generator::step(TimePoint now) {
   events_.clear();
   drop_cancelled();
-  admit();
+  end_late(now);
+  admit(now);
   plan_rows();
   if (!plan_.empty()) {
     StepPlan plan;
@@ -213,6 +278,7 @@ void Generator::take(const SampledSequence& result) {
       event.finish = FinishReason::kLength;
     }
   }
+  event.usage = usage_of(sequence);
   events_.push_back(event);
   if (event.finish != FinishReason::kNone) retire(index);
 }

@@ -34,6 +34,9 @@ struct GeneratorOptions {
   model::DecoderReplay replay = model::DecoderReplay::kWindowAndGlobal;
 };
 
+// kInvalid: a generator with these options can never run this request, and why.
+Result<void> check_request(const GenerateRequest& request, const GeneratorOptions& options);
+
 // What one step did. Events live until the next call of step().
 struct StepOutcome {
   std::span<const TokenEvent> events;
@@ -54,7 +57,11 @@ class Generator {
   void cancel(SequenceId id);
 
   // Runs one step; without work it does nothing. An error ends nothing: the caller decides.
-  Result<StepOutcome> step();
+  // `now` is what deadlines are compared with.
+  Result<StepOutcome> step(TimePoint now = {});
+
+  // Ends everything that runs or waits, without a step: after an error of step().
+  std::span<const TokenEvent> fail_all();
 
   bool idle() const { return running_.empty() && waiting_.empty() && cancelled_.empty(); }
   int32_t running_count() const { return static_cast<int32_t>(running_.size()); }
@@ -72,15 +79,17 @@ class Generator {
     int64_t tail_floor = 0;
     int32_t output_count = 0;
     bool cancelled = false;
+    TimePoint admitted_at;
 
     bool prefilling() const { return output_count == 0; }
   };
 
-  int64_t length_max(const GenerateRequest& request) const;
   int64_t pages_for(int64_t positions) const;
-  void admit();
-  void start(GenerateRequest request);
-  void report_cancelled(SequenceId id);
+  void admit(TimePoint now);
+  void start(GenerateRequest request, TimePoint now);
+  void report_end(const GenerateRequest& request, FinishReason finish, Usage usage);
+  void end_late(TimePoint now);
+  static Usage usage_of(const Sequence& sequence);
   void drop_cancelled();
   void plan_rows();
   void add_rows(const Sequence& sequence, int64_t count);
@@ -92,7 +101,7 @@ class Generator {
   cache::PagePool pages_;
   std::vector<int32_t> free_slots_;
   std::deque<GenerateRequest> waiting_;
-  std::vector<SequenceId> cancelled_;               // while waiting; at most waiting_max
+  std::vector<GenerateRequest> cancelled_;          // while waiting; at most waiting_max
   std::vector<std::unique_ptr<Sequence>> running_;  // in order of admission
   uint64_t step_id_ = 0;
 

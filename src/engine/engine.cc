@@ -1,0 +1,229 @@
+#include "engine/engine.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "base/check.h"
+
+namespace galley::engine {
+namespace {
+
+int64_t nanoseconds(TimePoint time) {
+  return std::chrono::duration_cast<std::chrono::nanoseconds>(time.time_since_epoch()).count();
+}
+
+template <class T>
+void add(std::atomic<T>& counter, T amount) {
+  // One writer: no read-modify-write is needed.
+  counter.store(counter.load(std::memory_order_relaxed) + amount, std::memory_order_relaxed);
+}
+
+template <class T>
+T read(const std::atomic<T>& counter) {
+  return counter.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+Engine::Engine(Executor& executor, const GeneratorOptions& options)
+    : options_(options), generator_(executor, options) {
+  publish_counts();
+  thread_ = std::thread([this] { run(); });
+}
+
+Engine::~Engine() { stop(); }
+
+Result<void> Engine::submit(GenerateRequest request, std::shared_ptr<TokenSink> sink) {
+  CHECK(sink != nullptr);
+  TRY(check_request(request, options_));
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == EngineState::kFailed) {
+      return Error{ErrorCode::kCancelled, "the engine has failed: " + failure_};
+    }
+    if (state_ != EngineState::kRunning) {
+      return Error{ErrorCode::kCancelled, "the engine is shutting down"};
+    }
+    if (live_.contains(request.id)) {
+      return Error{ErrorCode::kInvalid, "a sequence of this id runs already"};
+    }
+    if (live_.size() >= static_cast<size_t>(options_.waiting_max)) {
+      return Error{ErrorCode::kExhausted,
+                   std::to_string(options_.waiting_max) + " sequences run or wait already"};
+    }
+    live_.emplace(request.id, false);
+    inbox_.push_back({std::move(request), std::move(sink)});
+  }
+  wake_.notify_one();
+  return {};
+}
+
+void Engine::cancel(SequenceId id) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = live_.find(id);
+    if (found == live_.end() || found->second) return;
+    found->second = true;
+    cancels_.push_back(id);
+  }
+  wake_.notify_one();
+}
+
+EngineStats Engine::stats() const {
+  EngineStats stats;
+  {
+    const std::lock_guard lock(mutex_);
+    stats.state = state_;
+    stats.waiting = static_cast<int32_t>(live_.size());
+  }
+  stats.running = read(counts_.running);
+  stats.waiting = std::max(0, stats.waiting - stats.running);
+  stats.sequences_max = options_.sequences_max;
+  stats.page_count = options_.page_count;
+  stats.pages_free = read(counts_.pages_free);
+  stats.steps = read(counts_.steps);
+  stats.prefill_rows = read(counts_.prefill_rows);
+  stats.decode_rows = read(counts_.decode_rows);
+  stats.output_tokens = read(counts_.output_tokens);
+  for (size_t i = 0; i < stats.finished.size(); ++i) stats.finished[i] = read(counts_.finished[i]);
+  stats.step_time = std::chrono::nanoseconds(read(counts_.step_ns));
+  stats.last_step_time = std::chrono::nanoseconds(read(counts_.last_step_ns));
+  const int64_t progress_at = read(counts_.progress_at_ns);
+  if (progress_at != 0) {
+    const int64_t since = nanoseconds(Clock::now()) - progress_at;
+    stats.since_progress = std::chrono::nanoseconds(std::max<int64_t>(0, since));
+  }
+  return stats;
+}
+
+std::string Engine::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+bool Engine::drain(std::chrono::nanoseconds patience) {
+  std::unique_lock lock(mutex_);
+  if (state_ == EngineState::kRunning) state_ = EngineState::kDraining;
+  return ended_.wait_for(lock, patience, [this] { return live_.empty(); });
+}
+
+void Engine::stop() {
+  {
+    const std::lock_guard lock(mutex_);
+    if (state_ == EngineState::kRunning) state_ = EngineState::kDraining;
+    stop_ = true;
+    for (auto& [id, cancelled] : live_) {
+      if (!cancelled) cancels_.push_back(id);
+      cancelled = true;
+    }
+  }
+  wake_.notify_one();
+  const std::lock_guard joining(stopping_);
+  if (!thread_.joinable()) return;
+  thread_.join();
+  const std::lock_guard lock(mutex_);
+  state_ = EngineState::kStopped;
+}
+
+void Engine::run() {
+  while (take_inbox()) {
+    if (!step()) return;
+  }
+}
+
+bool Engine::take_inbox() {
+  {
+    std::unique_lock lock(mutex_);
+    const auto has_work = [this] {
+      return !inbox_.empty() || !cancels_.empty() || !generator_.idle();
+    };
+    if (!has_work()) counts_.progress_at_ns.store(0, std::memory_order_relaxed);
+    wake_.wait(lock, [&] { return stop_ || has_work(); });
+    if (!has_work()) return false;
+    arrived_.swap(inbox_);
+    to_cancel_.swap(cancels_);
+  }
+  if (read(counts_.progress_at_ns) == 0) {
+    counts_.progress_at_ns.store(nanoseconds(Clock::now()), std::memory_order_relaxed);
+  }
+  move_inbox();
+  return true;
+}
+
+// Into the generator, outside the lock.
+void Engine::move_inbox() {
+  for (Submission& submission : arrived_) {
+    const SequenceId id = submission.request.id;
+    sinks_.emplace(id, std::move(submission.sink));
+    // Checked at the door, and live_ bounds their number.
+    const Result<void> accepted = generator_.submit(std::move(submission.request));
+    CHECK(accepted.has_value());
+  }
+  arrived_.clear();
+  for (const SequenceId id : to_cancel_) generator_.cancel(id);
+  to_cancel_.clear();
+}
+
+bool Engine::step() {
+  const TimePoint begin = Clock::now();
+  const Result<StepOutcome> outcome = generator_.step(begin);
+  if (!outcome) {
+    fail(outcome.error());
+    return false;
+  }
+  for (const TokenEvent& event : outcome->events) deliver(event);
+  const TimePoint end = Clock::now();
+  add(counts_.steps, int64_t{1});
+  add<int64_t>(counts_.prefill_rows, outcome->prefill_rows);
+  add<int64_t>(counts_.decode_rows, outcome->decode_rows);
+  add(counts_.step_ns, nanoseconds(end) - nanoseconds(begin));
+  counts_.last_step_ns.store(nanoseconds(end) - nanoseconds(begin), std::memory_order_relaxed);
+  counts_.progress_at_ns.store(nanoseconds(end), std::memory_order_relaxed);
+  publish_counts();
+  forget_ended();
+  return true;
+}
+
+void Engine::deliver(const TokenEvent& event) {
+  if (event.has_token) add(counts_.output_tokens, int64_t{1});
+  const auto sink = sinks_.find(event.id);
+  CHECK(sink != sinks_.end());
+  sink->second->on_event(event);
+  if (event.finish == FinishReason::kNone) return;
+  add(counts_.finished[static_cast<size_t>(event.finish)], int64_t{1});
+  sinks_.erase(sink);
+  ended_ids_.push_back(event.id);
+}
+
+void Engine::fail(const Error& error) {
+  {
+    const std::lock_guard lock(mutex_);
+    state_ = EngineState::kFailed;
+    failure_ = error.message;
+    // Nobody submits any more; what still lies in the inbox ends like the rest.
+    arrived_.swap(inbox_);
+    to_cancel_.swap(cancels_);
+  }
+  move_inbox();
+  for (const TokenEvent& event : generator_.fail_all()) deliver(event);
+  publish_counts();
+  counts_.progress_at_ns.store(0, std::memory_order_relaxed);
+  forget_ended();
+}
+
+void Engine::forget_ended() {
+  if (ended_ids_.empty()) return;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const SequenceId id : ended_ids_) live_.erase(id);
+  }
+  ended_ids_.clear();
+  ended_.notify_all();
+}
+
+void Engine::publish_counts() {
+  counts_.running.store(generator_.running_count(), std::memory_order_relaxed);
+  counts_.pages_free.store(generator_.free_page_count(), std::memory_order_relaxed);
+}
+
+}  // namespace galley::engine

@@ -1,0 +1,222 @@
+#include "engine/fake_executor.h"
+
+#include <algorithm>
+#include <string>
+
+#include "base/check.h"
+
+namespace galley::engine {
+namespace {
+
+// Window keys of the first layer, of the second, and of the layers after the cut.
+constexpr int32_t kFirst = 0;
+constexpr int32_t kSecond = 1;
+constexpr int32_t kTail = 2;
+constexpr int32_t kLayers = 3;
+constexpr int64_t kVerifyRows = 8;
+
+constexpr uint64_t mix(uint64_t a, uint64_t b) {
+  uint64_t x = (a ^ (b * 0x9E3779B97F4A7C15)) * 0xBF58476D1CE4E5B9;
+  x ^= x >> 29;
+  return x * 0x94D049BB133111EB ^ (x >> 32);
+}
+
+uint64_t start_value(const FakeModel& model) { return mix(model.seed, 0x67); }
+
+// Of the token at the end of `tokens`, which holds it and the look-back.
+uint64_t first_key(std::span<const int32_t> tokens, int64_t position) {
+  uint64_t key = static_cast<uint64_t>(position) + 1;
+  for (const int32_t token : tokens) key = mix(key, static_cast<uint64_t>(token) + 3);
+  return key;
+}
+
+int32_t token_of(uint64_t hash, int32_t vocab_size) {
+  return static_cast<int32_t>((hash >> 20) % static_cast<uint64_t>(vocab_size));
+}
+
+Error invalid(const std::string& what) {
+  return Error{ErrorCode::kInvalid, "a plan that cannot run: " + what};
+}
+
+}  // namespace
+
+FakeExecutor::FakeExecutor(const GeneratorOptions& options, FakeModel model)
+    : options_(options),
+      model_(model),
+      ring_slots_(options.window + kVerifyRows),
+      pages_(static_cast<size_t>(options.page_count) * static_cast<size_t>(options.page_tokens)),
+      rings_(static_cast<size_t>(kLayers * options.sequences_max * ring_slots_)),
+      slot_used_(static_cast<size_t>(options.sequences_max)),
+      written_(static_cast<size_t>(options.page_count)) {
+  sampled_.reserve(static_cast<size_t>(options.sequences_max));
+}
+
+void FakeExecutor::start(const SequenceStart& start) {
+  for (int32_t layer = 0; layer < kLayers; ++layer) {
+    Entry* first = &ring(layer, start.slot, 0);
+    std::fill_n(first, ring_slots_, Entry{});
+  }
+}
+
+Result<void> FakeExecutor::submit(const StepPlan& plan) {
+  CHECK(plan_.step_id == 0);
+  TRY(check(plan));
+  plan_ = plan;
+  return {};
+}
+
+Result<void> FakeExecutor::check(const StepPlan& plan) {
+  std::ranges::fill(slot_used_, uint8_t{0});
+  int64_t rows = 0;
+  for (const PlannedSequence& planned : plan.sequences) {
+    const model::SequencePlan& sequence = planned.rows;
+    TRY(check_one(sequence));
+    if (slot_used_[static_cast<size_t>(sequence.slot)]++ != 0) return invalid("a slot used twice");
+    rows += static_cast<int64_t>(sequence.tokens.size());
+    const int64_t begin = std::max(sequence.first_position, sequence.global_begin);
+    for (int64_t position = begin; position < sequence.end_position();) {
+      const auto page = static_cast<size_t>(
+          sequence.page_table[static_cast<size_t>(position / options_.page_tokens)]);
+      if (written_[page] == plan.step_id) return invalid("a page written by two sequences");
+      written_[page] = plan.step_id;
+      position = (position / options_.page_tokens + 1) * options_.page_tokens;
+    }
+  }
+  if (rows > options_.rows_max) return invalid("more rows than a step takes");
+  rows_most_ = std::max(rows_most_, rows);
+  return {};
+}
+
+Result<void> FakeExecutor::check_one(const model::SequencePlan& plan) const {
+  if (plan.tokens.empty()) return invalid("a sequence without rows");
+  if (plan.slot < 0 || plan.slot >= options_.sequences_max) return invalid("no such slot");
+  if (plan.end_position() > options_.positions_max) return invalid("beyond the context");
+  if (static_cast<int64_t>(plan.look_back.size()) <
+      std::min<int64_t>(plan.first_position, options_.look_back)) {
+    return invalid("look-back too short");
+  }
+  const auto pages = static_cast<int64_t>(plan.page_table.size());
+  if (pages * options_.page_tokens < plan.end_position()) return invalid("pages missing");
+  for (const int32_t page : plan.page_table) {
+    if (page < 0 || page >= options_.page_count) return invalid("no such page");
+  }
+  return {};
+}
+
+uint64_t& FakeExecutor::global(const model::SequencePlan& plan, int64_t position) {
+  const int64_t page = plan.page_table[static_cast<size_t>(position / options_.page_tokens)];
+  return pages_[static_cast<size_t>(page * options_.page_tokens + position % options_.page_tokens)];
+}
+
+FakeExecutor::Entry& FakeExecutor::ring(int32_t layer, int32_t slot, int64_t position) {
+  const int64_t row = layer * options_.sequences_max + slot;
+  return rings_[static_cast<size_t>(row * ring_slots_ + position % ring_slots_)];
+}
+
+uint64_t FakeExecutor::fold(int32_t layer, int32_t slot, int64_t begin, int64_t end) {
+  uint64_t sum = static_cast<uint64_t>(layer) + 11;
+  for (int64_t position = begin; position < end; ++position) {
+    const Entry& entry = ring(layer, slot, position);
+    // A row that was never refilled shows as another token.
+    sum = mix(sum, entry.position == position ? entry.value : ~uint64_t{0});
+  }
+  return sum;
+}
+
+void FakeExecutor::run_rows(const model::SequencePlan& plan) {
+  const int64_t look_back = std::min<int64_t>(plan.first_position, options_.look_back);
+  std::vector<int32_t> tokens(plan.look_back.end() - look_back, plan.look_back.end());
+  tokens.insert(tokens.end(), plan.tokens.begin(), plan.tokens.end());
+  for (int64_t t = plan.first_position; t < plan.end_position(); ++t) {
+    const int64_t at = t - plan.first_position + look_back;
+    const int64_t before = std::min<int64_t>(t, options_.look_back);
+    const uint64_t key = first_key(std::span(tokens).subspan(static_cast<size_t>(at - before),
+                                                             static_cast<size_t>(before + 1)),
+                                   t);
+    const int64_t begin = std::max(plan.window_floor, t - options_.window + 1);
+    ring(kFirst, plan.slot, t) = {t, key};
+    const uint64_t second = model_.layered ? fold(kFirst, plan.slot, begin, t + 1) : key;
+    ring(kSecond, plan.slot, t) = {t, second};
+    if (t >= plan.global_begin) {
+      const uint64_t above = model_.layered ? fold(kSecond, plan.slot, begin, t + 1) : second;
+      global(plan, t) = mix(t == 0 ? start_value(model_) : global(plan, t - 1), above);
+    }
+    if (t >= plan.tail_begin) ring(kTail, plan.slot, t) = {t, mix(global(plan, t), second)};
+  }
+}
+
+int32_t FakeExecutor::next_token(const model::SequencePlan& plan) {
+  const int64_t end = plan.end_position();
+  uint64_t hash = static_cast<uint64_t>(plan.tail_floor);
+  for (int64_t t = options_.page_tokens - 1; t < end; t += options_.page_tokens) {
+    hash = mix(hash, global(plan, t));
+  }
+  hash = mix(hash, global(plan, end - 1));
+  const int64_t begin = std::max<int64_t>(0, end - options_.window);
+  hash = mix(hash, fold(kSecond, plan.slot, begin, end));
+  hash = mix(hash, fold(kTail, plan.slot, std::max(begin, plan.tail_floor), end));
+  return token_of(hash, options_.vocab_size);
+}
+
+Result<StepResult> FakeExecutor::collect() {
+  CHECK(plan_.step_id != 0);
+  const StepPlan plan = std::exchange(plan_, {});
+  ++steps_;
+  if (hook_) TRY(hook_(steps_));
+  sampled_.clear();
+  for (const PlannedSequence& planned : plan.sequences) {
+    run_rows(planned.rows);
+    if (!planned.samples) continue;
+    SampledSequence result;
+    result.id = planned.id;
+    result.slot = planned.rows.slot;
+    if (planned.rows.end_position() != fail_at_) {
+      result.sampled = {next_token(planned.rows), true, 0};
+    }
+    sampled_.push_back(result);
+  }
+  return StepResult{plan.step_id, sampled_};
+}
+
+std::vector<int32_t> fake_tokens(const GenerateRequest& request, const GeneratorOptions& options,
+                                 FakeModel model) {
+  const auto prompt_end = static_cast<int64_t>(request.prompt.size());
+  const int64_t floor = model::decoder_floor(options.replay, options.window, 0, prompt_end);
+  std::vector<int32_t> tokens = request.prompt;
+  std::vector<int32_t> output;
+  std::vector<uint64_t> keys[kLayers];
+  std::vector<uint64_t> globals;
+  const auto fold = [&](int32_t layer, int64_t begin, int64_t end) {
+    uint64_t sum = static_cast<uint64_t>(layer) + 11;
+    for (int64_t t = begin; t < end; ++t) sum = mix(sum, keys[layer][static_cast<size_t>(t)]);
+    return sum;
+  };
+  while (static_cast<int32_t>(output.size()) < request.output_tokens_max) {
+    for (auto t = static_cast<int64_t>(globals.size()); t < std::ssize(tokens); ++t) {
+      const int64_t before = std::min<int64_t>(t, options.look_back);
+      const int64_t begin = std::max<int64_t>(0, t - options.window + 1);
+      keys[kFirst].push_back(first_key(std::span(tokens).subspan(static_cast<size_t>(t - before),
+                                                                 static_cast<size_t>(before + 1)),
+                                       t));
+      keys[kSecond].push_back(model.layered ? fold(kFirst, begin, t + 1) : keys[kFirst].back());
+      const uint64_t above = model.layered ? fold(kSecond, begin, t + 1) : keys[kSecond].back();
+      globals.push_back(mix(t == 0 ? start_value(model) : globals.back(), above));
+      keys[kTail].push_back(mix(globals.back(), keys[kSecond].back()));
+    }
+    const auto end = std::ssize(tokens);
+    uint64_t hash = static_cast<uint64_t>(floor);
+    for (int64_t t = options.page_tokens - 1; t < end; t += options.page_tokens) {
+      hash = mix(hash, globals[static_cast<size_t>(t)]);
+    }
+    hash = mix(hash, globals.back());
+    const int64_t begin = std::max<int64_t>(0, end - options.window);
+    hash = mix(hash, fold(kSecond, begin, end));
+    hash = mix(hash, fold(kTail, std::max(begin, floor), end));
+    output.push_back(token_of(hash, options.vocab_size));
+    tokens.push_back(output.back());
+    if (std::ranges::find(request.stop_tokens, output.back()) != request.stop_tokens.end()) break;
+  }
+  return output;
+}
+
+}  // namespace galley::engine

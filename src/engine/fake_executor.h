@@ -1,0 +1,79 @@
+// An Executor without a model: it keeps pages, window rings and tail rings of
+// numbers, and a sequence's next token is a hash of what it reads there.
+//
+// Anything the scheduler gets wrong (a page given twice, a ring not refilled, a
+// prompt end forgotten) changes tokens or is refused. For tests, simulation and
+// planning; fake_tokens() says what a sequence gives when it runs alone.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "engine/executor.h"
+#include "engine/generator.h"
+
+namespace galley::engine {
+
+struct FakeModel {
+  uint64_t seed = 1;
+  // As in a real model, what a row writes depends on the window before it: a bounded replay
+  // then gives other tokens than a cold run, an exact one the same.
+  bool layered = false;
+};
+
+class FakeExecutor final : public Executor {
+ public:
+  // Sized for a generator with these options.
+  explicit FakeExecutor(const GeneratorOptions& options, FakeModel model = {});
+
+  void start(const SequenceStart& start) override;
+  // kInvalid: a real model could not run this plan, and why.
+  Result<void> submit(const StepPlan& plan) override;
+  void mask(uint64_t, int32_t, std::span<const uint64_t>) override {}
+  Result<StepResult> collect() override;
+
+  int64_t rows_most() const { return rows_most_; }
+  // Called by collect() with the number of steps so far; an error is the step's.
+  void on_collect(std::function<Result<void>(int64_t)> hook) { hook_ = std::move(hook); }
+  // Sequences of exactly this many tokens get no usable logits.
+  void fail_at(int64_t tokens) { fail_at_ = tokens; }
+
+ private:
+  struct Entry {
+    int64_t position = -1;
+    uint64_t value = 0;
+  };
+
+  Result<void> check(const StepPlan& plan);
+  Result<void> check_one(const model::SequencePlan& plan) const;
+  void run_rows(const model::SequencePlan& plan);
+  uint64_t& global(const model::SequencePlan& plan, int64_t position);
+  // Of layer `layer` at `position` in a slot.
+  Entry& ring(int32_t layer, int32_t slot, int64_t position);
+  uint64_t fold(int32_t layer, int32_t slot, int64_t begin, int64_t end);
+  int32_t next_token(const model::SequencePlan& plan);
+
+  const GeneratorOptions options_;
+  const FakeModel model_;
+  const int64_t ring_slots_;
+  std::vector<uint64_t> pages_;     // [page_count, page_tokens]
+  std::vector<Entry> rings_;        // [layers, slots, ring_slots]
+  std::vector<uint8_t> slot_used_;  // [slots], in the plan being checked
+  std::vector<uint64_t> written_;   // [page_count], the step that wrote the page last
+
+  StepPlan plan_;
+  std::vector<SampledSequence> sampled_;
+  std::function<Result<void>(int64_t)> hook_;
+  int64_t fail_at_ = 0;
+  int64_t steps_ = 0;
+  int64_t rows_most_ = 0;
+};
+
+// What the request's sequence gives under this model when it runs alone and cold.
+std::vector<int32_t> fake_tokens(const GenerateRequest& request, const GeneratorOptions& options,
+                                 FakeModel model = {});
+
+}  // namespace galley::engine
