@@ -9,6 +9,8 @@
 #include <cstring>
 #include <utility>
 
+#include "base/mapping_fault.h"
+
 namespace galley {
 namespace {
 
@@ -55,7 +57,9 @@ Result<void> write_all(int fd, std::string_view content, const std::string& path
 }  // namespace
 
 MappedFile::MappedFile(std::string path, const std::byte* data, size_t size)
-    : path_(std::move(path)), data_(data), size_(size) {}
+    : path_(std::move(path)), data_(data), size_(size) {
+  if (data_ != nullptr) watch_mapping(data_, size_, path_);
+}
 
 MappedFile::MappedFile(MappedFile&& other) noexcept
     : path_(std::move(other.path_)),
@@ -70,7 +74,9 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 }
 
 MappedFile::~MappedFile() {
-  if (data_ != nullptr) ::munmap(const_cast<std::byte*>(data_), size_);
+  if (data_ == nullptr) return;
+  forget_mapping(data_);
+  ::munmap(const_cast<std::byte*>(data_), size_);
 }
 
 Result<MappedFile> MappedFile::open(const std::string& path) {

@@ -13,7 +13,7 @@
 namespace galley {
 
 // A read-only mapping of a whole file, unmapped on destruction. Pages are read
-// on first touch; the file must not shrink while mapped.
+// on first touch; a file that shrinks while mapped ends the process (mapping_fault.h).
 class MappedFile {
  public:
   static Result<MappedFile> open(const std::string& path);

@@ -3,6 +3,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "base/mapping_fault.h"
 #include "tools/exit_code.h"
 #include "tools/verbs.h"
 
@@ -66,4 +67,7 @@ int dispatch(int argc, char** argv) {
 }  // namespace
 }  // namespace galley::tools
 
-int main(int argc, char** argv) { return galley::tools::dispatch(argc, argv); }
+int main(int argc, char** argv) {
+  galley::report_mapping_faults();
+  return galley::tools::dispatch(argc, argv);
+}

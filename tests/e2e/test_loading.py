@@ -6,10 +6,12 @@ so that a length from a file never becomes an allocation.
 
 import json
 import os
+import pathlib
 import resource
 import shutil
 import struct
 import subprocess
+import time
 import unittest
 
 from galley_program import BINARY, MODEL, GalleyTest
@@ -61,6 +63,24 @@ class Loading(GalleyTest):
         doctor = self.galley("doctor", "--model", self.model, "--json")
         self.assertEqual(doctor.returncode, 1)
         self.assertGreaterEqual(len(json.loads(doctor.stdout)["problems"]), 1)
+
+    def test_shard_truncated_while_in_use(self):
+        process = subprocess.Popen(
+            [BINARY, "run", "--model", str(self.model), "--temperature", "0", "--chat"],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            env=self.environment(), cwd=self.folder)
+        self.addCleanup(self.end, process)
+        # The model is mapped before the first prompt is asked for.
+        mapped = pathlib.Path(f"/proc/{process.pid}/maps")
+        deadline = time.monotonic() + 30
+        while SECOND not in mapped.read_text() and time.monotonic() < deadline:
+            time.sleep(0.05)
+        for path in (self.first, self.second):
+            os.truncate(path, 4096)
+        _, message = process.communicate(b"Hello\n", timeout=60)
+        self.assertEqual(process.returncode, 1, message)
+        self.assertIn(b"became shorter or unreadable while in use", message)
+        self.assertIn(b".safetensors", message)
 
     def change_header(self, change, path=None):
         path = path or self.first
