@@ -1,10 +1,9 @@
-// Packing the values of a record gives a record of the same values, for every
-// scale, also the smallest ones, where quantising again would not.
+// Packing the values of a record gives a record of the same values, for every scale, also the
+// smallest ones, where quantising again would not.
 #include "model/kv_records.h"
 
 #include <gtest/gtest.h>
 
-#include <cstring>
 #include <random>
 #include <vector>
 
@@ -17,69 +16,86 @@ using kernels::Bf16;
 
 constexpr int64_t kWidth = 64;
 
-TEST(KvRecords, GlobalRecordsSurvive) {
-  std::mt19937 random(3);
-  for (int trial = 0; trial < 2000; ++trial) {
-    std::vector<uint8_t> record(kernels::global_record_bytes(kWidth));
-    for (uint8_t& byte : record) byte = static_cast<uint8_t>(random());
-    for (int64_t g = 0; g < kWidth / 16; ++g) {  // any positive scale, subnormal ones often
-      record[kWidth / 2 + g] =
-          static_cast<uint8_t>(random() % 2 == 0 ? 1 + random() % 12 : 1 + random() % 126);
+std::vector<uint8_t> random_record(RecordKind kind, uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::vector<uint8_t> record(static_cast<size_t>(record_bytes(kind, kWidth)));
+  const int64_t code_bytes = kind == RecordKind::kWindow ? kWidth : kWidth / 2;
+  for (int64_t i = 0; i < static_cast<int64_t>(record.size()); ++i) {
+    auto byte = static_cast<uint8_t>(random());
+    if (i < code_bytes) {
+      if (kind == RecordKind::kWindow && (byte & 0x7FU) == 0x7FU) byte ^= 1U;  // NaN
+    } else if (kind == RecordKind::kGlobal) {  // any positive scale, subnormal ones often
+      byte = static_cast<uint8_t>(1 + (seed % 2 == 0 ? byte % 12 : byte % 126));
+    } else {
+      byte = static_cast<uint8_t>(20 + byte % 200);
     }
-    std::vector<Bf16> values(kWidth);
-    unpack_global_record(record.data(), kWidth, values.data());
+    record[static_cast<size_t>(i)] = byte;
+  }
+  return record;
+}
+
+std::vector<Bf16> values_of(RecordKind kind, const uint8_t* record, int64_t width) {
+  std::vector<Bf16> values;
+  for (int64_t i = 0; i < width; ++i) {
+    values.push_back(kernels::to_bf16(record_value(kind, record, width, i)));
+  }
+  return values;
+}
+
+class EveryKind : public ::testing::TestWithParam<RecordKind> {};
+
+TEST_P(EveryKind, RecordsSurvive) {
+  for (uint64_t seed = 0; seed < 1000; ++seed) {
+    const auto record = random_record(GetParam(), seed);
+    const auto values = values_of(GetParam(), record.data(), kWidth);
     std::vector<uint8_t> packed(record.size());
-    ASSERT_TRUE(pack_global_record(values.data(), kWidth, packed.data()));
-    std::vector<Bf16> again(kWidth);
-    unpack_global_record(packed.data(), kWidth, again.data());
-    ASSERT_EQ(std::memcmp(values.data(), again.data(), kWidth * sizeof(Bf16)), 0);
+    const auto done = pack_record(GetParam(), values, packed.data());
+    ASSERT_TRUE(done) << done.error().message;
+    const auto again = values_of(GetParam(), packed.data(), kWidth);
+    for (size_t i = 0; i < kWidth; ++i) ASSERT_EQ(values[i].bits, again[i].bits) << seed;
   }
 }
 
-TEST(KvRecords, IndexRecordsSurvive) {
-  std::mt19937 random(4);
-  for (int trial = 0; trial < 2000; ++trial) {
-    std::vector<uint8_t> record(kernels::index_record_bytes(kWidth));
-    for (uint8_t& byte : record) byte = static_cast<uint8_t>(random());
-    for (int64_t g = 0; g < kWidth / 32; ++g) {
-      record[kWidth / 2 + g] = static_cast<uint8_t>(20 + random() % 200);
-    }
-    std::vector<Bf16> values(kWidth);
-    unpack_index_record(record.data(), kWidth, values.data());
-    std::vector<uint8_t> packed(record.size());
-    ASSERT_TRUE(pack_index_record(values.data(), kWidth, packed.data()));
-    std::vector<Bf16> again(kWidth);
-    unpack_index_record(packed.data(), kWidth, again.data());
-    ASSERT_EQ(std::memcmp(values.data(), again.data(), kWidth * sizeof(Bf16)), 0);
-  }
+TEST_P(EveryKind, RefusesWhatTheFormatCannotHold) {
+  std::vector<uint8_t> record(static_cast<size_t>(record_bytes(GetParam(), 32)));
+  std::vector<Bf16> values(32, kernels::to_bf16(1.0F));
+  EXPECT_TRUE(pack_record(GetParam(), values, record.data()));
+  values[3] = kernels::to_bf16(1.0078125F);  // eight bits of significand: no format has them
+  EXPECT_FALSE(pack_record(GetParam(), values, record.data()));
+  values[3] = kernels::to_bf16(1e30F);  // too far from the others for one scale
+  EXPECT_FALSE(pack_record(GetParam(), values, record.data()));
 }
+
+INSTANTIATE_TEST_SUITE_P(KvRecords, EveryKind,
+                         ::testing::Values(RecordKind::kWindow, RecordKind::kGlobal,
+                                           RecordKind::kIndex));
 
 TEST(KvRecords, KnownNumbers) {
   // Codes 1 and 15 (0.5, -6), scale 2^-1; window: e4m3 1.0 and -1.5, scale 2^1.
-  std::vector<uint8_t> index(kernels::index_record_bytes(32));
+  std::vector<uint8_t> index(static_cast<size_t>(record_bytes(RecordKind::kIndex, 32)));
   index[0] = 0xF1;
   index[16] = 126;
-  std::vector<Bf16> values(32);
-  unpack_index_record(index.data(), 32, values.data());
-  EXPECT_EQ(kernels::to_f32(values[0]), 0.25F);
-  EXPECT_EQ(kernels::to_f32(values[1]), -3.0F);
-  EXPECT_EQ(kernels::to_f32(values[2]), 0.0F);
-  std::vector<uint8_t> window(kernels::window_record_bytes(32));
+  EXPECT_EQ(record_value(RecordKind::kIndex, index.data(), 32, 0), 0.25F);
+  EXPECT_EQ(record_value(RecordKind::kIndex, index.data(), 32, 1), -3.0F);
+  EXPECT_EQ(record_value(RecordKind::kIndex, index.data(), 32, 2), 0.0F);
+  EXPECT_EQ(record_step(RecordKind::kIndex, index.data(), 32, 1), 1.0F);  // 4 to 6, halved
+  std::vector<uint8_t> window(static_cast<size_t>(record_bytes(RecordKind::kWindow, 32)));
   window[0] = 0x38;
   window[1] = 0xBC;
   window[32] = 128;
-  unpack_window_record(window.data(), 32, values.data());
-  EXPECT_EQ(kernels::to_f32(values[0]), 2.0F);
-  EXPECT_EQ(kernels::to_f32(values[1]), -3.0F);
+  EXPECT_EQ(record_value(RecordKind::kWindow, window.data(), 32, 0), 2.0F);
+  EXPECT_EQ(record_value(RecordKind::kWindow, window.data(), 32, 1), -3.0F);
 }
 
-TEST(KvRecords, RefusesWhatTheFormatCannotHold) {
-  std::vector<Bf16> values(32, kernels::to_bf16(1.0F));
-  values[3] = kernels::to_bf16(1.1F);
-  std::vector<uint8_t> record(kernels::global_record_bytes(32));
-  EXPECT_FALSE(pack_global_record(values.data(), 32, record.data()));
-  values[3] = kernels::to_bf16(1e30F);
-  EXPECT_FALSE(pack_global_record(values.data(), 32, record.data()));
+TEST(KvRecords, ScalesOnTheFloorSurvive) {
+  // Codes of at most 0.5 under the scale 2^-9 would get a smaller scale if it existed.
+  std::vector<Bf16> values(16, kernels::to_bf16(0x1p-10F));
+  values[0] = kernels::to_bf16(0.0F);
+  values[1] = kernels::to_bf16(-0x1p-10F);
+  std::vector<uint8_t> record(static_cast<size_t>(record_bytes(RecordKind::kGlobal, 16)));
+  ASSERT_TRUE(pack_record(RecordKind::kGlobal, values, record.data()));
+  const auto back = values_of(RecordKind::kGlobal, record.data(), 16);
+  for (size_t i = 0; i < 16; ++i) EXPECT_EQ(values[i].bits, back[i].bits);
 }
 
 }  // namespace

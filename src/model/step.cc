@@ -182,13 +182,13 @@ Result<void> Step::Impl::pack_stored(const SequencePlan& plan, const LayerInputs
   const auto globals = cache_.global_records(source, plan.page_table.data());
   const auto index = cache_.index_records(source, plan.page_table.data());
   for (int64_t entry = 0; entry < entries; ++entry) {
-    if (!pack_global_record(inputs.compress_kv.row(entry), config_.head_dim,
-                            globals.record(entry)) ||
-        (keys && !pack_index_record(inputs.index_key.row(entry), config_.index_head_dim,
-                                    index.record(entry)))) {
-      return Error{ErrorCode::kInvalid, "layer inputs: entry " + std::to_string(entry) +
-                                            " holds values that its packed format cannot hold"};
-    }
+    TRY(pack_record(RecordKind::kGlobal,
+                    {inputs.compress_kv.row(entry), static_cast<size_t>(config_.head_dim)},
+                    globals.record(entry)));
+    if (!keys) continue;
+    TRY(pack_record(RecordKind::kIndex,
+                    {inputs.index_key.row(entry), static_cast<size_t>(config_.index_head_dim)},
+                    index.record(entry)));
   }
   return {};
 }

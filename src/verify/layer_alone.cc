@@ -374,10 +374,10 @@ Result<void> judge_states(Context& context, const Subject& subject) {
     const int64_t entries = subject.length / role.ratio;
     judge_state(context, subject, "compress_kv",
                 TRY(compare_entries(runner, file, subject.tensor("compress_kv"),
-                                    RecordKind::kGlobal, subject.layer, entries)));
+                                    model::RecordKind::kGlobal, subject.layer, entries)));
     judge_state(context, subject, "index_key",
-                TRY(compare_entries(runner, file, subject.tensor("index_key"), RecordKind::kIndex,
-                                    subject.layer, entries)));
+                TRY(compare_entries(runner, file, subject.tensor("index_key"),
+                                    model::RecordKind::kIndex, subject.layer, entries)));
     if (subject.length % role.ratio != 0) {
       const auto kv = TRY(compare_pending(runner, file, subject.tensor("pending_kv"), subject.layer,
                                           0, subject.length));

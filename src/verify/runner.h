@@ -16,7 +16,6 @@
 #include "model/kv_cache.h"
 #include "model/model.h"
 #include "model/step.h"
-#include "verify/packing.h"
 #include "verify/reference_ties.h"
 
 namespace galley::verify {

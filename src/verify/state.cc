@@ -8,15 +8,19 @@
 
 namespace galley::verify {
 
+using model::RecordKind;
+
 namespace {
 
 // A stored row as a record, so that its quantiser steps are known.
 Result<std::vector<uint8_t>> stored_record(RecordKind kind, const Table<kernels::Bf16>& table,
                                            int64_t row, const GoldenFile& file,
                                            const std::string& tensor) {
-  auto record = pack_record(kind, {table.row(row), static_cast<size_t>(table.cols())});
-  if (!record) {
-    return with_context(record.error(), fmt::format("{}: {} row {}", file.path(), tensor, row));
+  std::vector<uint8_t> record(static_cast<size_t>(model::record_bytes(kind, table.cols())));
+  const auto packed =
+      model::pack_record(kind, {table.row(row), static_cast<size_t>(table.cols())}, record.data());
+  if (!packed) {
+    return with_context(packed.error(), fmt::format("{}: {} row {}", file.path(), tensor, row));
   }
   return record;
 }

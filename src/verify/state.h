@@ -10,7 +10,7 @@
 
 #include "base/result.h"
 #include "verify/golden.h"
-#include "verify/packing.h"
+#include "verify/record_difference.h"
 #include "verify/report.h"
 #include "verify/runner.h"
 
@@ -19,8 +19,9 @@ namespace galley::verify {
 // compress_kv (kGlobal) or index_key (kIndex) of an owner; `entries` must be there.
 Result<std::optional<RecordDifference>> compare_entries(const Runner& runner,
                                                         const GoldenFile& file,
-                                                        const std::string& tensor, RecordKind kind,
-                                                        int32_t layer, int64_t entries);
+                                                        const std::string& tensor,
+                                                        model::RecordKind kind, int32_t layer,
+                                                        int64_t entries);
 // The ring after `length` positions: its last min(W, length) of them.
 Result<std::optional<RecordDifference>> compare_ring(const Runner& runner, const GoldenFile& file,
                                                      const std::string& tensor, int32_t layer,

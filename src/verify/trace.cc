@@ -134,11 +134,11 @@ Result<void> inform_states(Context& context, const std::string& tag, int32_t lay
     const int64_t entries = length / role.ratio;
     const auto kv =
         TRY(compare_entries(context.runner, file, layer_tensor(tag, layer, "compress_kv"),
-                            RecordKind::kGlobal, layer, entries));
+                            model::RecordKind::kGlobal, layer, entries));
     if (kv) inform_records(context, kTrace, subject("compress_kv"), layer, *kv);
     const auto keys =
         TRY(compare_entries(context.runner, file, layer_tensor(tag, layer, "index_key"),
-                            RecordKind::kIndex, layer, entries));
+                            model::RecordKind::kIndex, layer, entries));
     if (keys) inform_records(context, kTrace, subject("index_key"), layer, *keys);
     if (length % role.ratio != 0) {
       const auto pending = TRY(compare_pending(

@@ -6,7 +6,7 @@
 
 #include "verify/captured.h"
 #include "verify/context.h"
-#include "verify/packing.h"
+#include "verify/record_difference.h"
 
 namespace galley::verify {
 

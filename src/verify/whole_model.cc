@@ -179,8 +179,8 @@ class CaseChecker {
     for (const int32_t layer : context_.config().kv_sources) {
       const int64_t ratio = context_.config().roles[static_cast<size_t>(layer)].ratio;
       const int64_t entries = (prompt_.length() + count - 1) / ratio;
-      for (const RecordKind kind : {RecordKind::kGlobal, RecordKind::kIndex}) {
-        const char* what = kind == RecordKind::kGlobal ? "compress_kv" : "index_key";
+      for (const model::RecordKind kind : {model::RecordKind::kGlobal, model::RecordKind::kIndex}) {
+        const char* what = kind == model::RecordKind::kGlobal ? "compress_kv" : "index_key";
         const auto difference = TRY(
             compare_entries(context_.runner, expected,
                             case_tensor(one_, fmt::format("decode_end.layer{}.{}", layer, what)),
