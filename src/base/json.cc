@@ -33,19 +33,28 @@ int32_t nesting_depth(std::string_view text) {
 }
 
 // Builds the value through the library's own builder, and remembers what the
-// builder forgets: repeated keys, and where and why parsing stopped.
+// builder forgets: repeated keys, the order of keys, and where and why parsing
+// stopped.
 class Builder : public nlohmann::detail::json_sax_dom_parser<json> {
  public:
   using Base = nlohmann::detail::json_sax_dom_parser<json>;
 
-  Builder(json& target, bool unique_keys) : Base(target, false), unique_keys_(unique_keys) {}
+  Builder(json& target, const JsonLimits& limits)
+      : Base(target, false),
+        unique_keys_(limits.unique_keys || limits.keep_order),
+        keep_order_(limits.keep_order) {}
 
   bool start_object(size_t count) {
     if (unique_keys_) keys_.emplace_back();
+    if (keep_order_) {
+      open_.push_back(orders_.size());
+      orders_.emplace_back();
+    }
     return Base::start_object(count);
   }
   bool end_object() {
     if (unique_keys_) keys_.pop_back();
+    if (keep_order_) open_.pop_back();
     return Base::end_object();
   }
   bool key(std::string& name) {
@@ -53,6 +62,7 @@ class Builder : public nlohmann::detail::json_sax_dom_parser<json> {
       reason_ = "the key \"" + name + "\" appears twice in one object";
       return false;
     }
+    if (keep_order_) orders_[open_.back()].push_back(name);
     return Base::key(name);
   }
   template <class Exception>
@@ -66,12 +76,30 @@ class Builder : public nlohmann::detail::json_sax_dom_parser<json> {
   }
 
   const std::string& reason() const { return reason_; }
+  // Of every object, in the order in which they begin.
+  std::vector<std::vector<std::string>>& orders() { return orders_; }
 
  private:
   bool unique_keys_;
-  std::vector<std::set<std::string>> keys_;
+  bool keep_order_;
+  std::vector<std::set<std::string>> keys_;  // of the objects that are open
+  std::vector<size_t> open_;                 // indices into orders_
+  std::vector<std::vector<std::string>> orders_;
   std::string reason_;
 };
+
+// Where each object came to lie, found by walking them in the order in which they begin.
+void place_orders(const json& value, std::vector<std::vector<std::string>>& orders, size_t& next,
+                  JsonKeyOrder& placed) {
+  if (value.is_array()) {
+    for (const json& item : value) place_orders(item, orders, next, placed);
+  } else if (value.is_object()) {
+    const auto& keys =
+        placed.emplace(value.get_ptr<const json::object_t*>(), std::move(orders[next++]))
+            .first->second;
+    for (const std::string& key : keys) place_orders(value[key], orders, next, placed);
+  }
+}
 
 const char* kind_name(const json& value) {
   if (value.is_number_integer()) return "an integer";
@@ -85,8 +113,8 @@ const char* kind_name(const json& value) {
 
 }  // namespace
 
-JsonValue::JsonValue(const json& value, std::string path)
-    : value_(&value), path_(std::move(path)) {}
+JsonValue::JsonValue(const json& value, std::string path, const JsonKeyOrder* order)
+    : value_(&value), path_(std::move(path)), order_(order) {}
 
 bool JsonValue::is_null() const { return value_->is_null(); }
 bool JsonValue::is_object() const { return value_->is_object(); }
@@ -105,7 +133,8 @@ std::optional<JsonValue> JsonValue::find(std::string_view key) const {
   if (!value_->is_object()) return std::nullopt;
   const auto found = value_->find(std::string(key));
   if (found == value_->end()) return std::nullopt;
-  return JsonValue(*found, path_.empty() ? std::string(key) : path_ + "." + std::string(key));
+  return JsonValue(*found, path_.empty() ? std::string(key) : path_ + "." + std::string(key),
+                   order_);
 }
 
 Result<JsonValue> JsonValue::at(std::string_view key) const {
@@ -123,12 +152,16 @@ size_t JsonValue::size() const { return value_->is_structured() ? value_->size()
 
 JsonValue JsonValue::item(size_t index) const {
   CHECK(value_->is_array() && index < value_->size());
-  return JsonValue((*value_)[index], path_ + "[" + std::to_string(index) + "]");
+  return JsonValue((*value_)[index], path_ + "[" + std::to_string(index) + "]", order_);
 }
 
 std::vector<std::string> JsonValue::keys() const {
   std::vector<std::string> names;
   if (!value_->is_object()) return names;
+  if (order_ != nullptr) {
+    const auto kept = order_->find(value_->get_ptr<const json::object_t*>());
+    if (kept != order_->end()) return kept->second;
+  }
   for (auto member = value_->begin(); member != value_->end(); ++member) {
     names.push_back(member.key());
   }
@@ -195,20 +228,27 @@ Result<JsonDocument> JsonDocument::parse(std::string_view text, const JsonLimits
                  "JSON nested deeper than " + std::to_string(limits.depth_max) + " levels"};
   }
   auto value = std::make_unique<json>();
-  Builder builder(*value, limits.unique_keys);
+  Builder builder(*value, limits);
   const bool whole = json::sax_parse(text.begin(), text.end(), &builder);
   if (!whole || builder.is_errored()) {
     return Error{ErrorCode::kInvalid,
                  builder.reason().empty() ? "not valid JSON" : builder.reason()};
   }
-  return JsonDocument(std::move(value));
+  std::unique_ptr<JsonKeyOrder> order;
+  if (limits.keep_order) {
+    order = std::make_unique<JsonKeyOrder>();
+    size_t next = 0;
+    place_orders(*value, builder.orders(), next, *order);
+  }
+  return JsonDocument(std::move(value), std::move(order));
 }
 
-JsonDocument::JsonDocument(std::unique_ptr<json> value) : json_(std::move(value)) {}
+JsonDocument::JsonDocument(std::unique_ptr<json> value, std::unique_ptr<JsonKeyOrder> order)
+    : json_(std::move(value)), order_(std::move(order)) {}
 JsonDocument::JsonDocument(JsonDocument&&) noexcept = default;
 JsonDocument& JsonDocument::operator=(JsonDocument&&) noexcept = default;
 JsonDocument::~JsonDocument() = default;
 
-JsonValue JsonDocument::root() const { return JsonValue(*json_, ""); }
+JsonValue JsonDocument::root() const { return JsonValue(*json_, "", order_.get()); }
 
 }  // namespace galley

@@ -14,6 +14,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <unordered_map>
 #include <vector>
 
 #include "base/result.h"
@@ -24,12 +25,16 @@ struct JsonLimits {
   size_t bytes_max = size_t{16} << 20;
   int32_t depth_max = 64;    // of nested arrays and objects
   bool unique_keys = false;  // refuse an object that names a key twice
+  bool keep_order = false;   // JsonValue::keys() as written, else sorted; implies unique_keys
 };
+
+// By the address of an object's members: its keys as they were written.
+using JsonKeyOrder = std::unordered_map<const void*, std::vector<std::string>>;
 
 // One value inside a JsonDocument, which must outlive it, and where it stands.
 class JsonValue {
  public:
-  JsonValue(const nlohmann::json& value, std::string path);
+  JsonValue(const nlohmann::json& value, std::string path, const JsonKeyOrder* order = nullptr);
 
   bool is_null() const;
   bool is_object() const;
@@ -49,9 +54,9 @@ class JsonValue {
   // The member; an error names the path of what is missing.
   Result<JsonValue> at(std::string_view key) const;
 
-  size_t size() const;                 // of an array or object, else 0
-  JsonValue item(size_t index) const;  // of an array, index < size()
-  std::vector<std::string> keys() const;
+  size_t size() const;                    // of an array or object, else 0
+  JsonValue item(size_t index) const;     // of an array, index < size()
+  std::vector<std::string> keys() const;  // as written if the order was kept, else sorted
 
   Result<int64_t> as_integer(int64_t smallest = std::numeric_limits<int64_t>::min(),
                              int64_t largest = std::numeric_limits<int64_t>::max()) const;
@@ -65,6 +70,7 @@ class JsonValue {
  private:
   const nlohmann::json* value_;
   std::string path_;
+  const JsonKeyOrder* order_;  // null: not kept
 };
 
 class JsonDocument {
@@ -79,9 +85,10 @@ class JsonDocument {
   JsonValue root() const;
 
  private:
-  explicit JsonDocument(std::unique_ptr<nlohmann::json> json);
+  JsonDocument(std::unique_ptr<nlohmann::json> json, std::unique_ptr<JsonKeyOrder> order);
 
   std::unique_ptr<nlohmann::json> json_;
+  std::unique_ptr<JsonKeyOrder> order_;  // null: not kept; behind a pointer, as values point to it
 };
 
 }  // namespace galley

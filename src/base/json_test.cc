@@ -61,5 +61,25 @@ TEST(Json, FindsRepeatedKeysWhereAsked) {
   EXPECT_EQ(parse_error(text, {.unique_keys = true}), "the key \"x\" appears twice in one object");
 }
 
+TEST(Json, KeepsTheOrderOfKeys) {
+  JsonLimits limits;
+  limits.keep_order = true;
+  const char* text = R"({"z": [{"b": {"y": 1, "x": 2}, "a": {}}, {"d": 0, "c": {"f": 1, "e": 2}}],
+                        "a": {"k": {}, "j": 1}})";
+  const auto document = JsonDocument::parse(text, limits);
+  ASSERT_TRUE(document);
+  using Keys = std::vector<std::string>;
+  const JsonValue root = document->root();
+  EXPECT_EQ(root.keys(), (Keys{"z", "a"}));
+  const JsonValue list = *root.at("z");
+  EXPECT_EQ(list.item(0).keys(), (Keys{"b", "a"}));
+  EXPECT_EQ((*list.item(0).at("b")).keys(), (Keys{"y", "x"}));
+  EXPECT_EQ((*list.item(0).at("a")).keys(), (Keys{}));
+  EXPECT_EQ((*list.item(1).at("c")).keys(), (Keys{"f", "e"}));
+  EXPECT_EQ((*root.at("a")).keys(), (Keys{"k", "j"}));
+  EXPECT_EQ(JsonDocument::parse(text)->root().keys(), (Keys{"a", "z"}));
+  EXPECT_NE(parse_error(R"({"a": 1, "a": 2})", limits), "");
+}
+
 }  // namespace
 }  // namespace galley

@@ -9,6 +9,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "serve/message_json.h"
 #include "serve/stop_text.h"
 
 namespace galley::serve {
@@ -45,6 +46,7 @@ JsonLimits line_limits(size_t bytes_max) {
   JsonLimits limits;
   limits.bytes_max = bytes_max;
   limits.unique_keys = true;
+  limits.keep_order = true;
   return limits;
 }
 
@@ -98,7 +100,7 @@ Result<void> take_input(const JsonValue& body, BatchRequest& request) {
     ++given;
   }
   if (const auto field = body.find("messages"); field && !field->is_null()) {
-    request.messages = TRY(parse_messages(*field));
+    request.conversation = TRY(parse_messages(*field));
     ++given;
   }
   if (const auto field = body.find("ids"); field && !field->is_null()) {

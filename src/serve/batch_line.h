@@ -18,7 +18,7 @@
 
 #include "base/result.h"
 #include "engine/request.h"
-#include "serve/codec.h"
+#include "serve/conversation.h"
 
 namespace galley::serve {
 
@@ -30,7 +30,7 @@ struct BatchRequest {
   std::string custom_id;
   // Exactly one is set.
   std::optional<std::string> text;
-  std::vector<ChatMessage> messages;
+  std::optional<Conversation> conversation;
   std::vector<int32_t> ids;
 
   std::optional<int32_t> output_tokens_max;

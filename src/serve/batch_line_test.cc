@@ -20,8 +20,8 @@ TEST(BatchLine, TakesAllThreeInputs) {
   const BatchRequest chat =
       parse_batch_line(R"({"custom_id": "b", "messages": [{"role": "user", "content": "Hi"}]})", {})
           .value();
-  ASSERT_EQ(chat.messages.size(), 1U);
-  EXPECT_EQ(chat.messages[0].content, "Hi");
+  ASSERT_EQ(chat.conversation->messages.size(), 1U);
+  EXPECT_EQ(chat.conversation->messages[0].content[0].data, "Hi");
   const BatchRequest ids =
       parse_batch_line(R"({"custom_id": "c", "ids": [0, 17], "max_tokens": 5})", {}).value();
   EXPECT_EQ(ids.ids, (std::vector<int32_t>{0, 17}));

@@ -4,101 +4,248 @@
 #include <optional>
 #include <utility>
 
+#include "serve/control_text.h"
+#include "serve/prompt_writer.h"
+#include "serve/tool_markup.h"
+#include "serve/turns.h"
+
 namespace galley::serve {
 namespace {
 
-constexpr std::string_view kBegin = "<｜begin▁of▁sentence｜>";
-constexpr std::string_view kEnd = "<｜end▁of▁sentence｜>";
-constexpr std::string_view kPad = "<｜▁pad▁｜>";
-constexpr std::string_view kSystem = "<｜System｜>";
-constexpr std::string_view kUser = "<｜User｜>";
-constexpr std::string_view kAssistant = "<｜Assistant｜>";
-constexpr std::string_view kEndThink = "</think>";
-constexpr std::string_view kReminder = "<｜latest_reminder｜>";
-
-// Between the blocks of one turn and between merged user turns.
-constexpr std::string_view kBlockSeparator = "\n\n";
-
-Result<Role> parse_role(const JsonValue& value) {
-  const std::string_view name = TRY(value.as_string());
-  if (name == "system" || name == "developer") return Role::kSystem;
-  if (name == "user") return Role::kUser;
-  if (name == "assistant") return Role::kAssistant;
-  return value.error("must be system, user or assistant, not \"" + std::string(name) + "\"");
-}
-
-Result<std::string> parse_content(const JsonValue& value) {
-  if (value.is_string()) return std::string(TRY(value.as_string()));
-  if (!value.is_array()) return value.error("must be a string or a list of text parts");
-  std::string content;
-  for (size_t i = 0; i < value.size(); ++i) {
-    const JsonValue part = value.item(i);
-    const JsonValue type = TRY(part.at("type"));
-    const std::string_view name = TRY(type.as_string());
-    if (name != "text")
-      return type.error("only text parts are supported, not \"" + std::string(name) + "\"");
-    if (i > 0) content += kBlockSeparator;
-    const JsonValue text = TRY(part.at("text"));
-    content += TRY(text.as_string());
+std::string_view task_token(Task task) {
+  switch (task) {
+    case Task::kNone:
+      break;
+    case Task::kAction:
+      return "<｜action｜>";
+    case Task::kQuery:
+      return "<｜query｜>";
+    case Task::kAuthority:
+      return "<｜authority｜>";
+    case Task::kDomain:
+      return "<｜domain｜>";
+    case Task::kTitle:
+      return "<｜title｜>";
+    case Task::kReadUrl:
+      return "<｜read_url｜>";
   }
-  return content;
+  return "";
 }
 
-// Neighbouring user turns are one turn.
-std::vector<ChatMessage> merge_user_turns(std::span<const ChatMessage> messages) {
-  std::vector<ChatMessage> merged;
-  for (const ChatMessage& message : messages) {
-    if (message.role == Role::kUser && !merged.empty() && merged.back().role == Role::kUser) {
-      merged.back().content += kBlockSeparator;
-      merged.back().content += message.content;
-    } else {
-      merged.push_back(message);
-    }
-  }
-  return merged;
-}
-
-Result<int32_t> required_id(const std::optional<int32_t>& id, std::string_view text) {
-  if (id) return *id;
+Result<int32_t> required_id(const model::Tokenizer& tokenizer, std::string_view text) {
+  if (const std::optional<int32_t> id = tokenizer.added_id(text)) return *id;
   return Error{ErrorCode::kUnsupported, "the tokenizer has no control token " + std::string(text)};
 }
 
-}  // namespace
-
-Result<std::vector<ChatMessage>> parse_messages(const JsonValue& messages) {
-  if (!messages.is_array()) return messages.error("must be a list of messages");
-  if (messages.size() == 0) return messages.error("has no message");
-  if (messages.size() > kMessagesMax) {
-    return messages.error("has more than " + std::to_string(kMessagesMax) + " messages");
+// What of the tools the model gets to see.
+Result<std::vector<Tool>> offered_tools(const Conversation& conversation) {
+  if (conversation.tool_choice == ToolChoice::kNone) return std::vector<Tool>{};
+  if (conversation.tool_choice == ToolChoice::kAuto) return conversation.tools;
+  if (conversation.thinking) {
+    return Error{ErrorCode::kInvalid, "tool_choice: a required tool call needs thinking to be off"};
   }
-  std::vector<ChatMessage> parsed;
-  for (size_t i = 0; i < messages.size(); ++i) {
-    const JsonValue item = messages.item(i);
-    ChatMessage message;
-    const JsonValue role = TRY(item.at("role"));
-    const JsonValue content = TRY(item.at("content"));
-    message.role = TRY(parse_role(role));
-    message.content = TRY(parse_content(content));
-    if (const std::optional<JsonValue> open_ended = item.find("wo_eos")) {
-      message.open_ended = TRY(open_ended->as_bool());
+  std::vector<Tool> offered;
+  for (const Tool& tool : conversation.tools) {
+    if (conversation.chosen_tool.empty() || tool.name == conversation.chosen_tool) {
+      offered.push_back(tool);
     }
-    for (const char* unsupported : {"tool_calls", "tools", "response_format", "task"}) {
-      const std::optional<JsonValue> field = item.find(unsupported);
-      if (field && !field->is_null()) return field->error("is not supported yet");
-    }
-    parsed.push_back(std::move(message));
   }
-  return parsed;
+  if (offered.empty()) {
+    return Error{ErrorCode::kInvalid,
+                 conversation.chosen_tool.empty()
+                     ? "tool_choice: a tool call is required, but there are no tools"
+                     : "tool_choice: there is no tool \"" + conversation.chosen_tool + "\""};
+  }
+  return offered;
 }
 
-Result<ChatCodec> ChatCodec::create(const model::Tokenizer& tokenizer) {
-  ChatCodec codec(tokenizer);
-  codec.begin_ = TRY(required_id(tokenizer.added_id(kBegin), kBegin));
-  codec.end_ = TRY(required_id(tokenizer.added_id(kEnd), kEnd));
-  codec.system_ = tokenizer.added_id(kSystem);
-  codec.user_ = tokenizer.added_id(kUser);
-  codec.assistant_ = tokenizer.added_id(kAssistant);
-  codec.end_think_ = tokenizer.added_id(kEndThink);
+bool is_blank(const Turn& turn) {
+  return std::all_of(turn.blocks.begin(), turn.blocks.end(), [](const Block& block) {
+    return std::all_of(block.parts.begin(), block.parts.end(),
+                       [](const ContentPart& part) { return part.data.empty(); });
+  });
+}
+
+// One conversation on its way to being a prompt.
+class Rendering {
+ public:
+  Rendering(const Conversation& conversation, std::vector<Tool> tools,
+            const model::Tokenizer& tokenizer, bool takes_images)
+      : conversation_(conversation),
+        takes_images_(takes_images),
+        tools_(std::move(tools)),
+        turns_(make_turns(conversation.messages)),
+        writer_(tokenizer) {
+    // Tools and format belong to a system turn in front; without one they get an empty one.
+    const bool has_system = !turns_.empty() && turns_[0].role == Role::kSystem;
+    if (!has_system && (!tools_.empty() || !conversation.response_format.empty())) {
+      turns_.insert(turns_.begin(), Turn{Role::kSystem, {}, Task::kNone, nullptr});
+    }
+    keep_ = !tools_.empty() || conversation.keep_reasoning;
+    for (size_t i = 0; i < turns_.size(); ++i) {
+      if (asks(i)) last_asking_ = i;
+    }
+  }
+
+  Result<Prompt> render() {
+    TRY(writer_.token(kBegin));
+    if (turns_.empty() && conversation_.thinking) TRY(write_effort());
+    for (size_t i = 0; i < turns_.size(); ++i) {
+      TRY(write_turn(i));
+      TRY(write_header_after(i));
+    }
+    TRY(write_end());
+    prompt_.ids = TRY(writer_.finish());
+    return std::move(prompt_);
+  }
+
+ private:
+  // A user's turn, or a system's that is not the first: the assistant answers it.
+  bool asks(size_t i) const {
+    return turns_[i].role == Role::kUser || (turns_[i].role == Role::kSystem && i > 0);
+  }
+  // Whether turn i stands at or after the last one that asks.
+  bool is_recent(size_t i) const { return !last_asking_ || i >= *last_asking_; }
+
+  Result<void> write_effort() {
+    TRY(writer_.token(kSystem));
+    writer_.text(kEffortHead);
+    writer_.text(std::to_string(conversation_.effort));
+    writer_.text(kEffortTail);
+    return {};
+  }
+
+  Result<void> write_blocks(const Turn& turn) {
+    bool first = true;
+    for (const Block& block : turn.blocks) {
+      if (!std::exchange(first, false)) writer_.text(kBlockSeparator);
+      if (block.is_result) writer_.text(kOpenResult);
+      for (size_t i = 0; i < block.parts.size(); ++i) {
+        if (i > 0) writer_.text(kBlockSeparator);
+        TRY(write_part(block.parts[i], turn.role));
+      }
+      if (block.is_result) writer_.text(kCloseResult);
+    }
+    return {};
+  }
+
+  Result<void> write_part(const ContentPart& part, Role role) {
+    if (part.kind == PartKind::kText) {
+      writer_.text(part.data);
+      return {};
+    }
+    if (role != Role::kUser) {
+      return Error{ErrorCode::kInvalid, "images are taken in user and tool messages only"};
+    }
+    if (!takes_images_) {
+      return Error{ErrorCode::kUnsupported, "messages: images are not supported here yet"};
+    }
+    prompt_.images.push_back(part.data);
+    return writer_.token(kImage);
+  }
+
+  Result<void> write_turn(size_t i) {
+    const Turn& turn = turns_[i];
+    if (i == 0 && conversation_.thinking) {
+      TRY(write_effort());
+    } else if (turn.role == Role::kSystem) {
+      TRY(writer_.token(kSystem));
+    }
+    if (turn.role == Role::kUser) TRY(writer_.token(kUser));
+    if (turn.role == Role::kReminder) TRY(writer_.token(kReminder));
+    if (turn.role == Role::kAssistant) return write_answer(i);
+    TRY(write_blocks(turn));
+    if (i > 0 || turn.role != Role::kSystem) return {};
+    if (!tools_.empty()) {
+      writer_.text(kBlockSeparator);
+      TRY(write_tools(tools_, writer_));
+    }
+    if (!conversation_.response_format.empty()) {
+      writer_.text(kBlockSeparator);
+      writer_.text(kFormatHead);
+      writer_.text(conversation_.response_format);
+    }
+    return {};
+  }
+
+  Result<void> write_answer(size_t i) {
+    const Message& message = *turns_[i].message;
+    const bool after_task = i > 0 && turns_[i - 1].task != Task::kNone;
+    const bool reasons = conversation_.thinking && !after_task && (keep_ || is_recent(i));
+    if (reasons) {
+      writer_.text(message.reasoning);
+      if (message.continues && message.calls.empty() && is_blank(turns_[i])) {
+        open_ = AnswerStart::kReasoning;
+        return {};
+      }
+      TRY(writer_.token(kEndThink));
+    }
+    TRY(write_blocks(turns_[i]));
+    if (!message.calls.empty()) TRY(write_calls(message.calls, writer_));
+    if (message.continues) {
+      open_ = AnswerStart::kContent;
+      return {};
+    }
+    open_.reset();
+    return writer_.token(kEnd);
+  }
+
+  Result<void> write_header_after(size_t i) {
+    const bool is_last = i + 1 == turns_.size();
+    if (!is_last && turns_[i + 1].role != Role::kAssistant &&
+        turns_[i + 1].role != Role::kReminder) {
+      return {};
+    }
+    if (is_last && !conversation_.open_answer) return {};
+    const Task task = turns_[i].task;
+    if (task != Task::kNone) {
+      if (task == Task::kAction) TRY(open_answer(conversation_.thinking));
+      open_ = AnswerStart::kContent;  // what comes is the task's short output
+      return writer_.token(task_token(task));
+    }
+    if (asks(i)) return open_answer(conversation_.thinking && (keep_ || is_recent(i)));
+    return {};
+  }
+
+  Result<void> open_answer(bool thinking) {
+    open_ = thinking ? AnswerStart::kReasoning : AnswerStart::kContent;
+    TRY(writer_.token(kAssistant));
+    return writer_.token(thinking ? kThink : kEndThink);
+  }
+
+  // Whatever came last, the prompt ends where an answer goes on; the release leaves a lone system
+  // turn or a closed answer without a header, where nothing could follow.
+  Result<void> write_end() {
+    if (!conversation_.open_answer) return {};
+    if (!open_) TRY(open_answer(conversation_.thinking));
+    prompt_.start = *open_;
+    if (conversation_.tool_choice != ToolChoice::kRequired) return {};
+    if (!turns_.empty() && turns_.back().role == Role::kAssistant &&
+        turns_.back().message->continues) {
+      return Error{ErrorCode::kInvalid,
+                   "tool_choice: a tool call cannot be required where an answer is continued"};
+    }
+    prompt_.start = AnswerStart::kCalls;
+    return writer_.markup(kOpenCalls);
+  }
+
+  const Conversation& conversation_;
+  bool takes_images_;
+  std::vector<Tool> tools_;
+  std::vector<Turn> turns_;
+  PromptWriter writer_;
+  Prompt prompt_;
+  bool keep_ = false;  // the reasoning of earlier turns
+  std::optional<size_t> last_asking_;
+  std::optional<AnswerStart> open_;  // the assistant's turn, while it is
+};
+
+}  // namespace
+
+Result<ChatCodec> ChatCodec::create(const model::Tokenizer& tokenizer, bool takes_images) {
+  ChatCodec codec(tokenizer, takes_images);
+  codec.begin_ = TRY(required_id(tokenizer, kBegin));
+  codec.end_ = TRY(required_id(tokenizer, kEnd));
   codec.control_ = {codec.begin_, codec.end_};
   for (const std::string_view text : {kPad, kSystem, kUser, kAssistant, kReminder}) {
     if (const std::optional<int32_t> id = tokenizer.added_id(text)) codec.control_.push_back(*id);
@@ -111,12 +258,6 @@ bool ChatCodec::is_control(int32_t id) const {
   return std::binary_search(control_.begin(), control_.end(), id);
 }
 
-Result<void> ChatCodec::append_text(std::string_view text, std::vector<int32_t>& ids) const {
-  const std::vector<int32_t> encoded = TRY(tokenizer_->encode(text, model::Markup::kPlain));
-  ids.insert(ids.end(), encoded.begin(), encoded.end());
-  return {};
-}
-
 Result<std::vector<int32_t>> ChatCodec::encode_text(std::string_view text,
                                                     model::Markup markup) const {
   std::vector<int32_t> ids = {begin_};
@@ -125,31 +266,26 @@ Result<std::vector<int32_t>> ChatCodec::encode_text(std::string_view text,
   return ids;
 }
 
-Result<std::vector<int32_t>> ChatCodec::encode(std::span<const ChatMessage> messages) const {
-  const std::vector<ChatMessage> turns = merge_user_turns(messages);
-  std::vector<int32_t> ids = {begin_};
-  const auto open_answer = [&]() -> Result<void> {
-    ids.push_back(TRY(required_id(assistant_, kAssistant)));
-    ids.push_back(TRY(required_id(end_think_, kEndThink)));
-    return {};
-  };
-  bool answering = false;  // the assistant's turn is open
-  for (size_t i = 0; i < turns.size(); ++i) {
-    const ChatMessage& turn = turns[i];
-    if (turn.role == Role::kSystem) ids.push_back(TRY(required_id(system_, kSystem)));
-    if (turn.role == Role::kUser) ids.push_back(TRY(required_id(user_, kUser)));
-    TRY(append_text(turn.content, ids));
-    answering = turn.role == Role::kAssistant && turn.open_ended;
-    if (turn.role == Role::kAssistant && !turn.open_ended) ids.push_back(end_);
-    // A system turn at the start is no turn to answer; later ones are.
-    const bool asks = turn.role == Role::kUser || (turn.role == Role::kSystem && i > 0);
-    const bool answer_next = i + 1 < turns.size() && turns[i + 1].role == Role::kAssistant;
-    if (asks && answer_next) TRY(open_answer());
+Result<std::vector<int32_t>> ChatCodec::encode_fill(std::string_view before,
+                                                    std::string_view after) const {
+  PromptWriter writer(*tokenizer_);
+  TRY(writer.token(kBegin));
+  TRY(writer.token(kFillBegin));
+  writer.text(before);
+  TRY(writer.token(kFillHole));
+  writer.text(after);
+  TRY(writer.token(kFillEnd));
+  return writer.finish();
+}
+
+Result<Prompt> ChatCodec::encode(const Conversation& conversation) const {
+  if (conversation.thinking &&
+      (conversation.effort < kEffortMin || conversation.effort > kEffortMax)) {
+    return Error{ErrorCode::kInvalid,
+                 "reasoning_effort: must lie in 1..100, is " + std::to_string(conversation.effort)};
   }
-  // Whatever came last, the prompt ends where an answer begins; the release leaves a lone
-  // system turn or a closed answer without this header, where nothing could follow.
-  if (!answering) TRY(open_answer());
-  return ids;
+  std::vector<Tool> tools = TRY(offered_tools(conversation));
+  return Rendering(conversation, std::move(tools), *tokenizer_, takes_images_).render();
 }
 
 }  // namespace galley::serve

@@ -157,8 +157,8 @@ class Batch {
     generate.id = engine::SequenceId{first_id_ + entries_.size()};
     if (request.text) {
       generate.prompt = TRY(loaded_.codec().encode_text(*request.text, model::Markup::kPlain));
-    } else if (!request.messages.empty()) {
-      generate.prompt = TRY(loaded_.codec().encode(request.messages));
+    } else if (request.conversation) {
+      generate.prompt = TRY(loaded_.codec().encode(*request.conversation)).ids;
     } else {
       generate.prompt = std::move(request.ids);
     }

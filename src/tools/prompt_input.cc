@@ -8,6 +8,7 @@
 
 #include "base/file.h"
 #include "base/json.h"
+#include "serve/message_json.h"
 #include "tools/interrupt.h"
 
 namespace galley::tools {
@@ -75,20 +76,24 @@ Result<std::vector<int32_t>> encode_prompt(const PromptInput& input,
   if (!input.ids.empty()) return parse_ids(input.ids);
   if (!input.messages_file.empty()) {
     const std::string json = TRY(read_file(input.messages_file, kPromptBytesMax));
-    Result<JsonDocument> document = JsonDocument::parse(json);
+    JsonLimits limits;
+    limits.keep_order = true;
+    Result<JsonDocument> document = JsonDocument::parse(json, limits);
     if (!document) return with_context(document.error(), input.messages_file);
-    Result<std::vector<serve::ChatMessage>> messages = serve::parse_messages(document->root());
-    if (!messages) return with_context(messages.error(), input.messages_file);
-    return codec.encode(*messages);
+    Result<serve::Conversation> conversation = serve::parse_messages(document->root());
+    if (!conversation) return with_context(conversation.error(), input.messages_file);
+    return TRY(codec.encode(*conversation)).ids;
   }
   const std::string text = TRY(prompt_text(input));
   if (!input.chat) {
     return codec.encode_text(text, input.markup ? model::Markup::kActive : model::Markup::kPlain);
   }
-  std::vector<serve::ChatMessage> messages;
-  if (!input.system.empty()) messages.push_back({serve::Role::kSystem, input.system});
-  messages.push_back({serve::Role::kUser, text});
-  return codec.encode(messages);
+  serve::Conversation conversation;
+  if (!input.system.empty()) {
+    conversation.messages.push_back(serve::text_message(serve::Role::kSystem, input.system));
+  }
+  conversation.messages.push_back(serve::text_message(serve::Role::kUser, text));
+  return TRY(codec.encode(conversation)).ids;
 }
 
 Result<std::vector<int32_t>> parse_ids(std::string_view text) {

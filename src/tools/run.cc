@@ -161,10 +161,11 @@ void print_json(const RunOutcome& outcome, const LoadedModel& loaded) {
 // A conversation on the terminal, until end of input. Ctrl-C stops an answer, not the talk.
 Result<int> converse(const RunOptions& options, LoadedModel& loaded) {
   std::fputs("Write a message; an empty line or Ctrl-D ends, Ctrl-C stops an answer.\n", stderr);
-  std::vector<serve::ChatMessage> messages;
-  if (!options.input.system.empty()) {
-    messages.push_back({serve::Role::kSystem, options.input.system});
-  }
+  serve::Conversation conversation;
+  const auto say = [&](serve::Role role, std::string text) {
+    conversation.messages.push_back(serve::text_message(role, std::move(text)));
+  };
+  if (!options.input.system.empty()) say(serve::Role::kSystem, options.input.system);
   LineReader reader = TRY(LineReader::open("-", kMessageBytesMax));
   while (true) {
     std::fputs("> ", stdout);
@@ -176,12 +177,12 @@ Result<int> converse(const RunOptions& options, LoadedModel& loaded) {
     const Result<std::optional<Line>> line = reader.next();
     if (!line) return line.error();
     if (!line->has_value() || (*line)->text.empty()) return kExitOk;
-    messages.push_back({serve::Role::kUser, std::string((*line)->text)});
-    std::vector<int32_t> prompt = TRY(loaded.codec().encode(messages));
-    const RunOutcome outcome = TRY(generate(options, loaded, std::move(prompt)));
+    say(serve::Role::kUser, std::string((*line)->text));
+    serve::Prompt prompt = TRY(loaded.codec().encode(conversation));
+    const RunOutcome outcome = TRY(generate(options, loaded, std::move(prompt.ids)));
     std::fputc('\n', stdout);
     if (!options.quiet) print_summary(outcome);
-    messages.push_back({serve::Role::kAssistant, outcome.text});
+    say(serve::Role::kAssistant, outcome.text);
     listen_for_interrupt();
   }
 }

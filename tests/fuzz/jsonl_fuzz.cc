@@ -40,7 +40,7 @@ void check_request(const Line& line) {
   }
   CHECK(!request->custom_id.empty() && request->custom_id.size() <= serve::kCustomIdBytesMax);
   CHECK(serve::custom_id_of(line.text) == request->custom_id);
-  CHECK(request->text.has_value() + !request->messages.empty() + !request->ids.empty() == 1);
+  CHECK(request->text.has_value() + request->conversation.has_value() + !request->ids.empty() == 1);
   const auto valid = engine::validate(request->sampling, 1000);
   if (!valid) check_message(valid.error());
   serve::BatchAnswer answer;
