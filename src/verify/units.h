@@ -6,6 +6,7 @@
 // and said to be not checked for other backends.
 #pragma once
 
+#include <set>
 #include <string>
 #include <vector>
 
@@ -24,6 +25,7 @@ struct UnitsContext {
   const GoldenFile& file;
   kernels::Ops& ops;
   Report& report;
+  std::set<std::string> read;  // names of tensors that some check asked for
 };
 Result<void> check_unit_formats(UnitsContext& context);   // number formats and quantisers
 Result<void> check_unit_formulae(UnitsContext& context);  // through the backend
@@ -45,6 +47,7 @@ class UnitTensors {
   Result<bool> complete(const std::string& subject);
 
  private:
+  const GoldenFile& file_for(const std::string& name);
   template <class T>
   Table<T> keep(const std::string& name, Result<std::optional<Table<T>>> found);
 
