@@ -77,6 +77,7 @@ Result<void> check_hash(UnitsContext& context, const std::string& name, const js
   const int64_t layers = hash.layer_count();
   const int64_t columns = hash.columns();
   UnitTensors tensors(context);
+  const auto layer_ids = tensors.integers(name + ".layer_ids", {layers});
   const auto ids = tensors.integers(name + ".ids", {kAny});
   const auto alive = tensors.integers(name + ".alive", {ids.rows()});
   const auto primes = tensors.integers(name + ".primes", {layers, columns});
@@ -85,6 +86,10 @@ Result<void> check_hash(UnitsContext& context, const std::string& name, const js
   const auto rows_alive = tensors.integers(name + ".rows_all_alive", {ids.rows(), layers, columns});
   const auto rows_masked = tensors.integers(name + ".rows_masked", {ids.rows(), layers, columns});
   if (!TRY(tensors.complete(name))) return {};
+  if (!std::equal(layer_ids.values.begin(), layer_ids.values.end(), shape->layer_ids.begin())) {
+    return Error{ErrorCode::kCorrupt, fmt::format("{}: {}.layer_ids are not those of units.json",
+                                                  context.file.path(), name)};
+  }
   Report& report = context.report;
   report.judge_equal(kUnits, name + ".primes",
                      different_of(hash, primes, [&](int32_t i) { return hash.primes(i); }),

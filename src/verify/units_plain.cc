@@ -8,6 +8,7 @@
 #include "kernels/plain/hyper_connections.h"
 #include "kernels/plain/indexer.h"
 #include "kernels/plain/moe.h"
+#include "kernels/plain/quantise.h"
 #include "verify/context.h"
 #include "verify/units.h"
 
@@ -16,6 +17,45 @@ namespace galley::verify {
 namespace {
 
 using kernels::Bf16;
+
+// The other backends never show codes and scales of two of the three, only products of them.
+struct Quantiser {
+  std::string name;
+  int64_t code_bytes_of_32;
+  int64_t scales_of_32;
+  void (*quantise)(const Bf16* x, int64_t width, uint8_t* codes, uint8_t* scales);
+  void (*dequantise)(const uint8_t* codes, const uint8_t* scales, int64_t width, float* x);
+};
+
+Result<void> check_quantiser(UnitsContext& context, const Quantiser& quantiser) {
+  UnitTensors tensors(context);
+  const auto input = tensors.bf16("quant.input", {kAny, kAny});
+  const int64_t rows = input.rows();
+  const int64_t width = input.cols();
+  const std::string prefix = "quant." + quantiser.name;
+  const int64_t code_bytes = width / 32 * quantiser.code_bytes_of_32;
+  const int64_t scale_count = width / 32 * quantiser.scales_of_32;
+  const auto expected_codes = tensors.bytes(prefix + ".codes", {rows, code_bytes});
+  const auto expected_scales = tensors.bytes(prefix + ".scales", {rows, scale_count});
+  const auto simulated = tensors.bf16(prefix + ".simulated", {rows, width});
+  if (!TRY(tensors.complete(prefix))) return {};
+  std::vector<uint8_t> codes(expected_codes.values.size());
+  std::vector<uint8_t> scales(expected_scales.values.size());
+  std::vector<float> row(static_cast<size_t>(width));
+  std::vector<Bf16> back;
+  for (int64_t r = 0; r < rows; ++r) {
+    uint8_t* row_codes = codes.data() + r * code_bytes;
+    uint8_t* row_scales = scales.data() + r * scale_count;
+    quantiser.quantise(input.row(r), width, row_codes, row_scales);
+    quantiser.dequantise(row_codes, row_scales, width, row.data());
+    for (const float value : row) back.push_back(kernels::to_bf16(value));
+  }
+  judge_bytes(context.report, "plain." + quantiser.name + ".codes", codes, expected_codes.values);
+  judge_bytes(context.report, "plain." + quantiser.name + ".scales", scales,
+              expected_scales.values);
+  judge_bf16(context.report, "plain." + quantiser.name + ".simulated", back, simulated.values, 0);
+  return {};
+}
 
 Result<void> check_collapse(UnitsContext& context) {
   UnitTensors tensors(context);
@@ -118,6 +158,12 @@ Result<void> check_unit_plain(UnitsContext& context) {
       context.report.not_checked(kUnits, subject, "no entry of its own in this backend");
     }
     return {};
+  }
+  using namespace kernels::plain;
+  for (const Quantiser& quantiser : {Quantiser{"q8", 32, 1, quantise_q8, dequantise_q8},
+                                     Quantiser{"q4e8", 16, 1, quantise_q4e8, dequantise_q4e8},
+                                     Quantiser{"q4e4", 16, 2, quantise_q4e4, dequantise_q4e4}}) {
+    TRY(check_quantiser(context, quantiser));
   }
   TRY(check_collapse(context));
   TRY(check_swiglu(context));
