@@ -1,0 +1,95 @@
+// Tickets keep their phases in order, stay bounded whatever a request lives
+// through, and may be read while the engine writes.
+#include "serve/kitchen_board.h"
+
+#include <gtest/gtest.h>
+
+#include <thread>
+
+namespace galley::serve {
+namespace {
+
+TEST(KitchenBoard, TellsTheLifeOfARequest) {
+  KitchenBoard board;
+  const auto open = board.open({.id = "a", .prompt_tokens = 100, .output_tokens_max = 9}, 10);
+  open->enter(KitchenPhase::kReplay, 20);
+  open->enter(KitchenPhase::kReplay, 25);  // the same phase: nothing begins
+  open->enter(KitchenPhase::kPrefill, 30);
+  open->set_hit(64, 32);
+  open->enter(KitchenPhase::kDecode, 45);
+  open->add_output(2);
+  KitchenTicket ticket = board.tickets(50).at(0);
+  ASSERT_EQ(ticket.spans.size(), 4u);
+  EXPECT_EQ(ticket.spans[1].phase, KitchenPhase::kReplay);
+  EXPECT_EQ(ticket.spans[1].from_ms, 20);
+  EXPECT_EQ(ticket.spans[1].to_ms, 30);
+  EXPECT_EQ(ticket.spans[3].to_ms, std::nullopt);
+  EXPECT_EQ(ticket.cached_tokens, 64);
+  EXPECT_EQ(ticket.output_tokens, 2);
+  EXPECT_EQ(ticket.finish, "");
+
+  open->close("stop", 60);
+  open->close("length", 70);
+  open->enter(KitchenPhase::kWaiting, 80);
+  ticket = board.tickets(90).at(0);
+  EXPECT_EQ(ticket.finish, "stop");
+  EXPECT_EQ(ticket.spans.size(), 4u);
+  EXPECT_EQ(ticket.spans[3].to_ms, 60);
+}
+
+TEST(KitchenBoard, RunningThenWaitingThenGone) {
+  KitchenBoard board;
+  board.open({.id = "gone"}, 1)->close("stop", 2);
+  board.open({.id = "waits"}, 3);
+  board.open({.id = "runs"}, 4)->enter(KitchenPhase::kPrefill, 5);
+  const auto tickets = board.tickets(10);
+  ASSERT_EQ(tickets.size(), 3u);
+  EXPECT_EQ(tickets[0].id, "runs");
+  EXPECT_EQ(tickets[1].id, "waits");
+  EXPECT_EQ(tickets[2].id, "gone");
+  EXPECT_EQ(board.tickets(3 + KitchenBoard::kKeptMs).size(), 2u);  // the closed one is old now
+}
+
+TEST(KitchenBoard, IsBounded) {
+  KitchenBoard board(3);
+  for (int i = 0; i < 10; ++i) board.open({.id = std::to_string(i)}, i);
+  const auto tickets = board.tickets(20);
+  ASSERT_EQ(tickets.size(), 3u);
+  EXPECT_EQ(tickets[0].id, "9");
+
+  OpenTicket restless({.id = "r"}, 0);
+  for (int64_t i = 1; i < 100; ++i) {
+    restless.enter(i % 2 == 0 ? KitchenPhase::kDecode : KitchenPhase::kSpilled, i);
+  }
+  const KitchenTicket ticket = restless.view();
+  EXPECT_EQ(ticket.spans.size(), kKitchenSpansMax);
+  EXPECT_EQ(ticket.spans.back().phase, KitchenPhase::kSpilled);  // where it is now
+  EXPECT_EQ(ticket.spans.back().to_ms, std::nullopt);
+}
+
+TEST(KitchenBoard, IsReadWhileItIsWritten) {
+  KitchenBoard board;
+  const auto open = board.open({.id = "a"}, 0);
+  std::thread engine([&open] {
+    for (int64_t i = 1; i <= 2'000'000; ++i) {
+      open->add_output(1);
+      if (i % 200'000 == 0)
+        open->enter(i % 400'000 == 0 ? KitchenPhase::kDecode : KitchenPhase::kReplay, i);
+    }
+    open->close("stop", 2'000'001);
+  });
+  int64_t last = 0;
+  while (last < 2'000'000) {
+    const KitchenTicket ticket = board.tickets(0).at(0);
+    EXPECT_GE(ticket.output_tokens, last);
+    last = ticket.output_tokens;
+    for (size_t i = 1; i < ticket.spans.size(); ++i) {
+      EXPECT_EQ(ticket.spans[i - 1].to_ms, ticket.spans[i].from_ms);
+      EXPECT_LT(ticket.spans[i - 1].from_ms, ticket.spans[i].from_ms);
+    }
+  }
+  engine.join();
+}
+
+}  // namespace
+}  // namespace galley::serve
