@@ -3,21 +3,16 @@
 #include <algorithm>
 #include <charconv>
 #include <cstdio>
-#include <limits>
-#include <nlohmann/json.hpp>
 #include <span>
 #include <utility>
 
 #include "base/json.h"
+#include "serve/api_json.h"
 #include "serve/message_json.h"
-#include "serve/stop_text.h"
+#include "serve/request_fields.h"
 
 namespace galley::serve {
 namespace {
-
-using Json = nlohmann::ordered_json;
-
-constexpr int32_t kIntMax = std::numeric_limits<int32_t>::max();
 
 // "model", "user" and "metadata" name things for the caller's own use.
 constexpr std::string_view kLineFields[] = {"custom_id",
@@ -50,91 +45,41 @@ JsonLimits line_limits(size_t bytes_max) {
   return limits;
 }
 
-Result<void> take_float(const JsonValue& body, const char* key, float& target) {
-  const std::optional<JsonValue> field = body.find(key);
-  if (field && !field->is_null()) target = static_cast<float>(TRY(field->as_number()));
-  return {};
-}
-
-Result<void> take_logit_bias(const JsonValue& body, engine::SamplingOptions& sampling) {
-  const std::optional<JsonValue> field = body.find("logit_bias");
-  if (!field || field->is_null()) return {};
-  if (!field->is_object()) return field->error("must be an object of token ids and numbers");
-  if (field->size() > engine::kLogitBiasMax) {
-    return field->error("has more than " + std::to_string(engine::kLogitBiasMax) + " entries");
-  }
-  sampling.logit_bias.clear();
-  for (const std::string& key : field->keys()) {
-    int32_t id = 0;
-    const auto [end, code] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (code != std::errc() || end != key.data() + key.size()) {
-      return field->error("has a key that is no token id: \"" + key.substr(0, 40) + "\"");
-    }
-    const JsonValue bias = TRY(field->at(key));
-    sampling.logit_bias.emplace_back(id, static_cast<float>(TRY(bias.as_number())));
-  }
-  return {};
-}
-
 Result<void> take_sampling(const JsonValue& body, engine::SamplingOptions& sampling) {
-  TRY(take_float(body, "temperature", sampling.temperature));
-  TRY(take_float(body, "top_p", sampling.top_p));
-  TRY(take_float(body, "min_p", sampling.min_p));
-  TRY(take_float(body, "repetition_penalty", sampling.repetition_penalty));
-  TRY(take_float(body, "frequency_penalty", sampling.frequency_penalty));
-  TRY(take_float(body, "presence_penalty", sampling.presence_penalty));
-  if (const auto field = body.find("top_k"); field && !field->is_null()) {
-    sampling.top_k = static_cast<int32_t>(TRY(field->as_integer(0, kIntMax)));
-  }
-  if (const auto field = body.find("seed"); field && !field->is_null()) {
+  TRY(read_sampling(body, sampling));
+  if (const auto field = given(body, "seed")) {
     sampling.seed = static_cast<uint64_t>(TRY(field->as_integer()));
   }
-  return take_logit_bias(body, sampling);
+  return {};
 }
 
 // Exactly one of prompt, messages and ids.
 Result<void> take_input(const JsonValue& body, BatchRequest& request) {
-  int given = 0;
-  if (const auto field = body.find("prompt"); field && !field->is_null()) {
+  int count = 0;
+  if (const auto field = given(body, "prompt")) {
     request.text = std::string(TRY(field->as_string()));
-    ++given;
+    ++count;
   }
-  if (const auto field = body.find("messages"); field && !field->is_null()) {
+  if (const auto field = given(body, "messages")) {
     request.conversation = TRY(parse_messages(*field));
-    ++given;
+    ++count;
   }
-  if (const auto field = body.find("ids"); field && !field->is_null()) {
-    for (const int64_t id : TRY(field->as_integers(0, kIntMax))) {
-      request.ids.push_back(static_cast<int32_t>(id));
-    }
-    if (request.ids.empty()) return field->error("has no token");
-    ++given;
+  if (const auto field = given(body, "ids")) {
+    request.ids = TRY(read_ids(*field));
+    ++count;
   }
-  if (given == 1) return {};
-  return body.error(given == 0 ? "needs \"prompt\", \"messages\" or \"ids\""
+  if (count == 1) return {};
+  return body.error(count == 0 ? "needs \"prompt\", \"messages\" or \"ids\""
                                : "has more than one of \"prompt\", \"messages\" and \"ids\"");
 }
 
 Result<void> take_stops(const JsonValue& body, BatchRequest& request) {
-  if (const auto field = body.find("stop_tokens"); field && !field->is_null()) {
-    for (const int64_t id : TRY(field->as_integers(0, kIntMax))) {
+  if (const auto field = given(body, "stop_tokens")) {
+    for (const int64_t id : TRY(field->as_integers(0, kInt32Max))) {
       request.stop_tokens.push_back(static_cast<int32_t>(id));
     }
   }
-  const auto field = body.find("stop");
-  if (!field || field->is_null()) return {};
-  const size_t count = field->is_array() ? field->size() : 1;
-  if (count > kStopTextsMax) {
-    return field->error("has more than " + std::to_string(kStopTextsMax) + " sequences");
-  }
-  for (size_t i = 0; i < count; ++i) {
-    const JsonValue item = field->is_array() ? field->item(i) : *field;
-    const std::string_view text = TRY(item.as_string());
-    if (text.empty() || text.size() > kStopTextBytesMax) {
-      return item.error("must have 1 to " + std::to_string(kStopTextBytesMax) + " bytes");
-    }
-    request.stop_texts.emplace_back(text);
-  }
+  request.stop_texts = TRY(read_stop_texts(body, "stop"));
   return {};
 }
 
@@ -167,9 +112,7 @@ std::string hex(uint64_t value) {
   return text;
 }
 
-std::string as_line(const Json& json) {
-  return json.dump(-1, ' ', false, Json::error_handler_t::replace) + "\n";
-}
+std::string as_line(const Json& json) { return json_text(json) + "\n"; }
 
 }  // namespace
 
@@ -189,9 +132,7 @@ Result<BatchRequest> parse_batch_line(std::string_view line,
   if (envelope) TRY(check_fields(root, kEnvelopeFields));
   TRY(take_input(body, request));
   TRY(take_sampling(body, request.sampling));
-  if (const auto field = body.find("max_tokens"); field && !field->is_null()) {
-    request.output_tokens_max = static_cast<int32_t>(TRY(field->as_integer(1, kIntMax)));
-  }
+  request.output_tokens_max = TRY(read_int(body, "max_tokens", 1));
   TRY(take_stops(body, request));
   return request;
 }

@@ -1,0 +1,48 @@
+// What the three conversational APIs ask of a conversation beside its messages,
+// in one meaning: thinking, tools and which to call, the form of the answer.
+#pragma once
+
+#include <optional>
+#include <string>
+#include <string_view>
+
+#include "base/json.h"
+#include "base/result.h"
+#include "serve/api_request.h"
+#include "serve/conversation.h"
+
+namespace galley::serve {
+
+// What a request says of thinking; unsaid things come from the defaults.
+struct ThinkingWish {
+  std::optional<bool> on;
+  std::optional<int32_t> effort;
+};
+
+// {"type": "enabled" | "disabled" | "adaptive"}.
+Result<void> read_thinking(const JsonValue& thinking, ThinkingWish& wish);
+// none, minimal, low, medium, high, xhigh, max, or 1..100. "none" switches thinking off; any other
+// switches it on, unless that was said already.
+Result<void> read_effort(const JsonValue& effort, ThinkingWish& wish);
+
+// A tool whose parts stand apart in its API; parts that are not given stay away.
+struct ToolParts {
+  std::optional<JsonValue> name;
+  std::optional<JsonValue> description;
+  std::optional<JsonValue> parameters;
+  std::string fixed_parameters = {};  // JSON text, when `parameters` is none
+};
+// Adds it; an error when the name is wrong or taken.
+Result<void> add_tool(const JsonValue& item, const ToolParts& parts, Conversation& conversation);
+
+// Only `name` may be called, and must be; `field` is where that was said.
+Result<void> choose_tool(const JsonValue& field, std::string_view name, Conversation& conversation);
+// "auto", "none" or "required" (also spelt "any").
+Result<void> choose_tools(const JsonValue& field, std::string_view choice,
+                          Conversation& conversation);
+
+// Once everything is read: settles thinking and checks what only holds together.
+Result<void> settle_conversation(const ThinkingWish& wish, const RequestDefaults& defaults,
+                                 Conversation& conversation);
+
+}  // namespace galley::serve
