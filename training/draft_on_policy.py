@@ -10,6 +10,7 @@ fourth wants a GPU:
     draft_on_policy.py train --data DIR --model models/nano --texts texts.npz --out finished.pt
     draft_on_policy.py export --data DIR --model models/nano --drafts finished.pt --out models/nano
 
+`measure` with the texts of `pack` says how many drafts a model gets accepted; any machine does.
 Prompts come from the training books, never from the held-out ones. World documents stay in the
 mix so that chats are not forgotten. The backbone is frozen: its passes over all texts are made
 once and kept on the device, and every step draws anchors from them. Only the draft's own tensors
@@ -301,6 +302,8 @@ def train_drafts(options, setting):
         return f"accepted: held-out stories {lengths[0]:.3f} world {lengths[1]:.3f} training stories {seen:.3f}"
 
     print(measure(), flush=True)
+    if options.verb == "measure":
+        return
     share = round(setting["rows"] * setting["greedy"])
     counts = {GREEDY: share, WORLD: setting["rows"] - share}
     groups = train.groups_of(model, {**train.DEFAULTS, **{k: setting[k] for k in ("muon_lr", "adam_lr", "hc_lr")}}, "mtp.")
@@ -345,9 +348,9 @@ def train_drafts(options, setting):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("verb", choices=("prompts", "pack", "train", "export"))
+    parser.add_argument("verb", choices=("prompts", "pack", "train", "export", "measure"))
     parser.add_argument("--data", type=pathlib.Path, required=True)
-    parser.add_argument("--out", required=True)
+    parser.add_argument("--out", help="file or directory to write; all but measure need it")
     parser.add_argument("--count", type=int, default=24000)
     parser.add_argument("--shard", type=int, default=0, help="prompts: which of many files of prompts")
     parser.add_argument("--requests", nargs="+")
@@ -359,6 +362,8 @@ def main():
     parser.add_argument("--measure-every", type=float, default=60.0)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args()
+    if not options.out and options.verb != "measure":
+        parser.error(f"{options.verb} needs --out")
     unknown = set(options.set) - set(DEFAULTS)
     if unknown:
         parser.error(f"unknown settings: {sorted(unknown)}")
