@@ -71,6 +71,7 @@ struct Command::State {
   };
 
   std::string verb;
+  std::string section;  // of the settings file
   CLI::App app;
   std::string config_path;
   bool show_config = false;
@@ -126,7 +127,7 @@ struct Command::State {
       const char* named = std::getenv("GALLEY_CONFIG");
       config_path = named != nullptr && *named != '\0' ? named : default_settings_path();
     }
-    if (!config_path.empty()) file = TRY(read_settings_file(config_path, verb));
+    if (!config_path.empty()) file = TRY(read_settings_file(config_path, section));
     for (Setting& setting : settings) {
       const std::string variable = environment_name(setting.name);
       const char* text = std::getenv(variable.c_str());
@@ -154,7 +155,7 @@ struct Command::State {
   void print_settings() const {
     size_t width = 0;
     for (const Setting& setting : settings) width = std::max(width, setting.name.size());
-    std::printf("[%s]\n", verb.c_str());
+    std::printf("[%s]\n", section.c_str());
     for (const Setting& setting : settings) {
       const std::string line =
           setting.name + std::string(width - setting.name.size(), ' ') + " = " + setting.show();
@@ -199,6 +200,8 @@ Command::Option& Command::Option::required() {
 Command::Command(std::string verb, const std::string& summary, const std::string& examples)
     : state_(std::make_unique<State>()) {
   state_->verb = std::move(verb);
+  state_->section = state_->verb;
+  std::replace(state_->section.begin(), state_->section.end(), ' ', '-');
   CLI::App& app = state_->app;
   app.name("galley " + state_->verb);
   app.description(summary);
@@ -206,7 +209,7 @@ Command::Command(std::string verb, const std::string& summary, const std::string
       "Examples:\n" + examples +
       "\nA setting --some-name may also stand as GALLEY_SOME_NAME in the environment, or as\n"
       "some-name in galley.toml under [" +
-      state_->verb + "]; flags win over the environment, it over the file.\n");
+      state_->section + "]; flags win over the environment, it over the file.\n");
   app.get_formatter()->column_width(36);
   app.set_help_flag("-h,--help", "Print this and exit");
   app.add_option("--config", state_->config_path,

@@ -1,0 +1,63 @@
+#include "tools/load_result.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace galley::tools {
+
+double percentile(std::vector<double> values, double p) {
+  if (values.empty()) return 0;
+  const auto count = static_cast<double>(values.size());
+  const auto rank = static_cast<size_t>(std::max(1.0, std::ceil(p * count)));
+  const auto nth = values.begin() + static_cast<std::ptrdiff_t>(std::min(rank, values.size()) - 1);
+  std::nth_element(values.begin(), nth, values.end());
+  return *nth;
+}
+
+Spread spread_of(const std::vector<double>& values) {
+  return {percentile(values, 0.5), percentile(values, 0.9), percentile(values, 0.99),
+          percentile(values, 1.0)};
+}
+
+LoadSummary summarise(const std::vector<LoadSample>& samples, double duration_s,
+                      const LoadTarget& target) {
+  LoadSummary sum;
+  sum.requests = std::ssize(samples);
+  sum.duration_s = duration_s;
+  std::vector<double> first;
+  std::vector<double> gaps;
+  std::vector<double> total;
+  std::vector<double> late;
+  int64_t good = 0;
+  for (const LoadSample& sample : samples) {
+    late.push_back(sample.sent_late_s);
+    if (sample.failed) {
+      if (sum.failed++ == 0) sum.first_failure = sample.failure;
+      continue;
+    }
+    first.push_back(sample.first_token_s);
+    total.push_back(sample.total_s);
+    gaps.insert(gaps.end(), sample.gaps_s.begin(), sample.gaps_s.end());
+    sum.prompt_tokens += sample.prompt_tokens;
+    sum.cached_tokens += sample.cached_tokens;
+    sum.output_tokens += sample.output_tokens;
+    const auto later = static_cast<double>(std::max<int64_t>(1, sample.output_tokens - 1));
+    const double per_token = (sample.total_s - sample.first_token_s) / later;
+    good += sample.first_token_s <= target.first_token_s && per_token <= target.per_token_s;
+  }
+  sum.first_token_s = spread_of(first);
+  sum.gap_s = spread_of(gaps);
+  sum.total_s = spread_of(total);
+  sum.sent_late_s = spread_of(late);
+  if (sum.requests > 0) {
+    sum.good_share = static_cast<double>(good) / static_cast<double>(sum.requests);
+  }
+  if (duration_s > 0) {
+    sum.requests_per_s = static_cast<double>(sum.requests - sum.failed) / duration_s;
+    sum.output_tokens_per_s = static_cast<double>(sum.output_tokens) / duration_s;
+    sum.good_requests_per_s = static_cast<double>(good) / duration_s;
+  }
+  return sum;
+}
+
+}  // namespace galley::tools
