@@ -247,8 +247,11 @@ Result<ChatCodec> ChatCodec::create(const model::Tokenizer& tokenizer, bool take
   codec.begin_ = TRY(required_id(tokenizer, kBegin));
   codec.end_ = TRY(required_id(tokenizer, kEnd));
   codec.control_ = {codec.begin_, codec.end_};
-  for (const std::string_view text : {kPad, kSystem, kUser, kAssistant, kReminder}) {
+  for (const std::string_view text : {kPad, kSystem, kUser, kAssistant, kReminder, kImage}) {
     if (const std::optional<int32_t> id = tokenizer.added_id(text)) codec.control_.push_back(*id);
+  }
+  for (const model::AddedToken& token : tokenizer.added_tokens()) {
+    if (token.special) codec.control_.push_back(token.id);
   }
   std::sort(codec.control_.begin(), codec.control_.end());
   return codec;

@@ -44,7 +44,8 @@ class ChatCodec {
 
   int32_t begin_id() const { return begin_; }
   int32_t end_id() const { return end_; }
-  // Tokens that never belong in an answer's text: begin, end, padding, roles.
+  // Tokens that never belong in an answer's text: begin, end, padding, roles, images, and what the
+  // tokenizer calls special.
   bool is_control(int32_t id) const;
 
  private:

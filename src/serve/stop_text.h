@@ -7,7 +7,10 @@
 #include <cstddef>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
+
+#include "serve/stop_matcher.h"
 
 namespace galley::serve {
 
@@ -17,19 +20,21 @@ constexpr size_t kStopTextBytesMax = 256;
 class StopText {
  public:
   // None of them empty.
-  explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+  explicit StopText(std::vector<std::string> stops) : matcher_(std::move(stops)) {}
 
   // What became final with this piece; nothing once stopped.
   std::string push(std::string_view piece);
   // What was held back, when the text ended without a stop.
-  std::string finish();
+  std::string finish() { return std::exchange(held_, ""); }
 
-  bool stopped() const { return stopped_; }
+  bool stopped() const { return !stop_.empty(); }
+  // The sequence that ended the text; empty before.
+  const std::string& stop() const { return stop_; }
 
  private:
-  std::vector<std::string> stops_;
+  StopMatcher matcher_;
   std::string held_;  // shorter than the longest stop
-  bool stopped_ = false;
+  std::string stop_;
 };
 
 }  // namespace galley::serve
