@@ -9,7 +9,8 @@ function wire_message(message) {
   const out = { role: message.role, content: message.content ?? '' };
   if (message.tool_call_id) out.tool_call_id = message.tool_call_id;
   if (message.reasoning) out.reasoning_content = message.reasoning;
-  if (message.tool_calls?.length) {
+  // Calls of an answer that was stopped are not whole.
+  if (message.tool_calls?.length && message.numbers?.finish === 'tool_calls') {
     out.tool_calls = message.tool_calls.map((call) => ({
       id: call.id, type: 'function', function: { name: call.name, arguments: call.arguments },
     }));
@@ -59,7 +60,7 @@ function take_usage(numbers, usage) {
   numbers.prompt_tokens = usage.prompt_tokens ?? 0;
   numbers.cached_tokens =
     usage.prompt_cache_hit_tokens ?? usage.prompt_tokens_details?.cached_tokens ?? 0;
-  numbers.replayed_tokens = usage.replayed_tokens ?? usage.galley?.replayed_tokens ?? 0;
+  numbers.replayed_tokens = usage.replayed_tokens ?? 0;
   numbers.output_tokens = usage.completion_tokens ?? 0;
   numbers.reasoning_tokens = usage.completion_tokens_details?.reasoning_tokens ?? 0;
 }

@@ -114,6 +114,7 @@ export class Chat {
     by_id('send').hidden = busy;
     by_id('stop').hidden = !busy;
     by_id('regenerate').hidden = busy || last === undefined;
+    set_text(by_id('regenerate'), last?.role === 'assistant' ? 'Regenerate' : 'Try again');
   }
 
   add_view(message) {
@@ -150,7 +151,9 @@ export class Chat {
 
   // Follows the text unless the reader has scrolled away from its end.
   scroll(always = false) {
-    const list = by_id('messages');
+    // On a narrow screen the page scrolls, not the list.
+    const own = getComputedStyle(by_id('messages')).overflowY !== 'visible';
+    const list = own ? by_id('messages') : document.scrollingElement;
     const away = list.scrollHeight - list.scrollTop - list.clientHeight;
     if (always || away < 120) list.scrollTop = list.scrollHeight;
   }
@@ -242,7 +245,7 @@ export class Chat {
       return;
     }
     conversation.messages.splice(conversation.messages.indexOf(message), 1);
-    this.views.splice(this.views.indexOf(view), 1);
+    this.views = this.views.filter((one) => one !== view); // perhaps another conversation is open
     view.node.remove();
   }
 

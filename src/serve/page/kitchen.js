@@ -62,10 +62,11 @@ export class Kitchen {
       this.show(await get_json('/kitchen/state'));
     } catch (error) {
       this.refuse(error);
-      wait = GLANCE_MS;
+      // Refused is refused until another view or key; a server that is away may come back.
+      wait = error.status >= 400 && error.status < 500 ? null : GLANCE_MS;
     }
     this.asking = false;
-    this.plan(wait);
+    if (wait !== null) this.plan(wait);
   }
 
   refuse(error) {
@@ -83,7 +84,8 @@ export class Kitchen {
     this.state = state;
     this.history.add(state);
     const tokens = this.history.per_second('output_tokens', SPEED_MS);
-    set_text(by_id('pulse'), `${count(state.running)} running · ${count(state.waiting)} waiting · ${speed(tokens)} tokens/s`);
+    const pace = Number.isFinite(tokens) ? ` · ${speed(tokens)} tokens/s` : '';
+    set_text(by_id('pulse'), `${count(state.running)} running · ${count(state.waiting)} waiting${pace}`);
     if (!this.visible) return;
     by_id('kitchen-notice').hidden = true;
     by_id('kitchen-body').hidden = false;
@@ -92,6 +94,9 @@ export class Kitchen {
     this.show_rail(state);
     by_id('timeline').replaceChildren(timeline(state.tickets, state.now_ms, ROWS_MAX));
     by_id('tiers').replaceChildren(...state.tiers.map((tier) => this.tier(tier, state.page_tokens)));
+    const misses = Object.entries(state.totals.misses).filter(([, times]) => times > 0);
+    set_text(by_id('misses'), misses.length === 0 ? '' : `Prompts that could have hit further, by what stopped them: ${
+      misses.map(([reason, times]) => `${reason.replaceAll('_', ' ')} ${count(times)}`).join(', ')}.`);
     this.show_served(state.tickets.filter((ticket) => ticket.finish !== null));
   }
 
@@ -180,9 +185,10 @@ export class Kitchen {
   }
 
   show_served(closed) {
-    const time_in = (ticket, ...phases) => duration(ticket.spans
-      .filter((span) => phases.includes(span.phase))
-      .reduce((sum, span) => sum + (span.to_ms - span.from_ms), 0));
+    const time_in = (ticket, ...phases) => {
+      const spans = ticket.spans.filter((span) => phases.includes(span.phase));
+      return spans.length === 0 ? '–' : duration(spans.reduce((sum, span) => sum + (span.to_ms - span.from_ms), 0));
+    };
     by_id('served').replaceChildren(...closed.slice(0, SERVED_MAX).map((ticket) => element('tr', {},
       element('th', { scope: 'row' }, ticket.id),
       ...[

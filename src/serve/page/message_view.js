@@ -6,7 +6,7 @@ import { TextView } from './text_view.js';
 
 const NAMES = { user: 'You', assistant: 'Model', tool: 'Tool result' };
 
-// "212 tokens, 48.1 tokens/s, first after 80 ms, cache hit 96 of 120 (80 %)"
+// "212 tokens · 48.1 tokens/s · first after 80 ms · cache hit 96 of 120 (80 %)"
 export function numbers_text(numbers) {
   if (!numbers) return '';
   const parts = [];
@@ -14,7 +14,7 @@ export function numbers_text(numbers) {
     parts.push(`${count(numbers.output_tokens)} tokens`);
     if (numbers.reasoning_tokens) parts.push(`${count(numbers.reasoning_tokens)} of them reasoning`);
   } else if (numbers.pieces) {
-    parts.push(`${count(numbers.pieces)} pieces so far`);
+    parts.push(`about ${count(numbers.pieces)} tokens`); // the server counts at the end
   }
   if (numbers.tokens_per_s) parts.push(`${speed(numbers.tokens_per_s)} tokens/s`);
   if (numbers.first_ms !== undefined) parts.push(`first after ${duration(numbers.first_ms)}`);
@@ -44,13 +44,13 @@ export class MessageView {
     this.on_result = on_result;
     this.calls = [];
     this.thoughts = element('div', { class: 'thoughts' });
-    this.reasoning = element('details', { class: 'reasoning' },
-      element('summary', {}, 'Reasoning'), this.thoughts);
+    this.summary = element('summary', {}, 'Reasoning');
+    this.reasoning = element('details', { class: 'reasoning' }, this.summary, this.thoughts);
     this.body = element('div', { class: 'body' });
     this.tools = element('div', { class: 'calls' });
     this.meta = element('p', { class: 'meta' });
-    this.foot = element('footer', { class: 'foot' }, this.meta,
-      element('button', { type: 'button', class: 'quiet small', onclick: on_copy }, 'Copy'));
+    this.copy = element('button', { type: 'button', class: 'quiet small', onclick: on_copy }, 'Copy');
+    this.foot = element('footer', { class: 'foot' }, this.meta, this.copy);
     this.node = element('li', { class: `message ${message.role}` },
       element('article', {},
         element('h2', { class: 'who' }, NAMES[message.role] ?? message.role),
@@ -67,14 +67,14 @@ export class MessageView {
     this.body_view.show(content ?? '');
     calls.forEach((call, index) => this.show_call(call, index));
     set_text(this.meta, numbers_text(numbers));
-    this.foot.hidden = !content && !numbers;
+    this.foot.hidden = this.message.role !== 'assistant' || (!content && !numbers);
+    this.copy.hidden = !content;
   }
 
   set busy(busy) {
     this.node.classList.toggle('busy', busy);
     this.node.setAttribute('aria-busy', String(busy));
-    // Thinking is shown while it is all there is, then folded, unless the reader chose.
-    if (busy || !this.reasoning.hidden) this.reasoning.open = false;
+    set_text(this.summary, busy ? 'Reasoning…' : 'Reasoning');
   }
 
   show_call(call, index) {

@@ -17,6 +17,7 @@ export function speed(value) {
 
 export function duration(ms) {
   if (!Number.isFinite(ms)) return '–';
+  if (ms === 0) return '0 ms';
   if (ms < 1) return `${Math.max(0, ms * 1000).toFixed(0)} µs`;
   if (ms < 10) return `${ms.toFixed(1)} ms`;
   if (ms < 1000) return `${ms.toFixed(0)} ms`;

@@ -45,7 +45,7 @@ export async function get_json(path, signal) {
   return (await request(path, { signal })).json();
 }
 
-// Yields the data of each event of a stream, parsed, until [DONE].
+// Yields the data of each event of a stream, parsed.
 export async function* post_stream(path, body, signal) {
   const response = await request(path, {
     method: 'POST',
@@ -64,13 +64,13 @@ export async function* post_stream(path, body, signal) {
       for (const line of lines) {
         if (!line.startsWith('data:')) continue; // comments keep the connection alive
         const data = line.slice(5).trim();
-        if (data === '[DONE]') return;
+        if (data === '[DONE]') continue; // the end of the body follows: read it, or the connection breaks
         const event = JSON.parse(data);
         if (event.error) throw new ServerError(event.error.message ?? 'The answer failed.', 200);
         yield event;
       }
     }
   } finally {
-    reader.cancel().catch(() => {}); // already closed or aborted: nothing to give back
+    reader.cancel().catch(() => {}); // of a body that ended or was aborted: nothing to give back
   }
 }

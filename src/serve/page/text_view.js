@@ -6,15 +6,17 @@
 import { element } from './element.js';
 
 // [{code, text}]; an open fence is a code block already.
-export function blocks_of(text) {
+export function blocks_of(whole) {
   const blocks = [];
   let code = false;
   let lines = [];
   const close = () => {
-    if (lines.length > 0) blocks.push({ code, text: lines.join('\n') });
+    const joined = lines.join('\n');
+    const text = code ? joined : joined.replace(/^\n+|\n+$/g, ''); // blocks have their own distance
+    if (text) blocks.push({ code, text });
     lines = [];
   };
-  for (const line of text.split('\n')) {
+  for (const line of whole.split('\n')) {
     if (/^\s{0,3}```/.test(line)) {
       close();
       code = !code;
