@@ -1,7 +1,6 @@
 #include "serve/kitchen_board.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace galley::serve {
 namespace {
@@ -14,74 +13,46 @@ int rank(const KitchenTicket& ticket) {
 
 }  // namespace
 
-OpenTicket::OpenTicket(Order order, int64_t now_ms) : order_(std::move(order)) {
-  changes_[0].from_ms.store(now_ms, std::memory_order_relaxed);
-  change_count_.store(1, std::memory_order_release);
+OpenTicket::OpenTicket(KitchenTicket order, int64_t now_ms) : ticket_(std::move(order)) {
+  ticket_.spans = {{KitchenPhase::kWaiting, now_ms, {}}};
+  ticket_.finish.clear();
 }
 
 void OpenTicket::enter(KitchenPhase phase, int64_t now_ms) {
-  const size_t count = change_count_.load(std::memory_order_relaxed);
-  if (changes_[count - 1].phase.load(std::memory_order_relaxed) == phase || closed()) return;
-  if (count == changes_.size()) {
-    // No room: the last span takes the new phase and keeps its beginning.
-    changes_[count - 1].phase.store(phase, std::memory_order_relaxed);
+  KitchenSpan& last = ticket_.spans.back();
+  if (closed() || last.phase == phase) return;
+  if (ticket_.spans.size() == kKitchenSpansMax) {
+    last.phase = phase;  // no room: the last one keeps its beginning
     return;
   }
-  changes_[count].phase.store(phase, std::memory_order_relaxed);
-  changes_[count].from_ms.store(now_ms, std::memory_order_relaxed);
-  change_count_.store(count + 1, std::memory_order_release);
+  last.to_ms = now_ms;
+  ticket_.spans.push_back({phase, now_ms, {}});
 }
 
 void OpenTicket::set_hit(int64_t cached_tokens, int64_t replayed_tokens) {
-  cached_tokens_.store(cached_tokens, std::memory_order_relaxed);
-  replayed_tokens_.store(replayed_tokens, std::memory_order_relaxed);
+  ticket_.cached_tokens = cached_tokens;
+  ticket_.replayed_tokens = replayed_tokens;
 }
 
-void OpenTicket::close(const char* finish, int64_t now_ms) {
+void OpenTicket::close(std::string finish, int64_t now_ms) {
   if (closed()) return;
-  closed_ms_.store(now_ms, std::memory_order_relaxed);
-  finish_.store(finish, std::memory_order_release);
+  ticket_.finish = std::move(finish);
+  ticket_.spans.back().to_ms = now_ms;
 }
 
-KitchenTicket OpenTicket::view() const {
-  const char* finish = finish_.load(std::memory_order_acquire);
-  KitchenTicket ticket{.id = order_.id,
-                       .priority = order_.priority,
-                       .spans = {},
-                       .prompt_tokens = order_.prompt_tokens,
-                       .cached_tokens = cached_tokens_.load(std::memory_order_relaxed),
-                       .replayed_tokens = replayed_tokens_.load(std::memory_order_relaxed),
-                       .output_tokens = output_tokens_.load(std::memory_order_relaxed),
-                       .output_tokens_max = order_.output_tokens_max,
-                       .finish = finish == nullptr ? "" : finish};
-  const size_t count = change_count_.load(std::memory_order_acquire);
-  for (size_t i = 0; i < count; ++i) {
-    const int64_t from_ms = changes_[i].from_ms.load(std::memory_order_relaxed);
-    if (i > 0) ticket.spans.back().to_ms = from_ms;
-    ticket.spans.push_back({changes_[i].phase.load(std::memory_order_relaxed), from_ms, {}});
-  }
-  if (finish != nullptr) ticket.spans.back().to_ms = closed_ms();
-  return ticket;
-}
-
-std::shared_ptr<OpenTicket> KitchenBoard::open(OpenTicket::Order order, int64_t now_ms) {
-  auto ticket = std::make_shared<OpenTicket>(std::move(order), now_ms);
-  const std::lock_guard lock(mutex_);
+std::shared_ptr<OpenTicket> KitchenBoard::open(KitchenTicket order, int64_t now_ms) {
   drop_old(now_ms);
   if (tickets_.size() >= tickets_max_) tickets_.pop_front();
-  tickets_.push_back(ticket);
-  return ticket;
+  tickets_.push_back(std::make_shared<OpenTicket>(std::move(order), now_ms));
+  return tickets_.back();
 }
 
 std::vector<KitchenTicket> KitchenBoard::tickets(int64_t now_ms) {
+  drop_old(now_ms);
   std::vector<KitchenTicket> out;
-  {
-    const std::lock_guard lock(mutex_);
-    drop_old(now_ms);
-    out.reserve(tickets_.size());
-    // Newest first, so that what does not fit are those that left long ago.
-    for (auto it = tickets_.rbegin(); it != tickets_.rend(); ++it) out.push_back((*it)->view());
-  }
+  out.reserve(tickets_.size());
+  // Newest first, so that what does not fit are those that left long ago.
+  for (auto it = tickets_.rbegin(); it != tickets_.rend(); ++it) out.push_back((*it)->view());
   std::stable_sort(out.begin(), out.end(), [](const KitchenTicket& a, const KitchenTicket& b) {
     return rank(a) < rank(b);
   });
@@ -91,7 +62,8 @@ std::vector<KitchenTicket> KitchenBoard::tickets(int64_t now_ms) {
 
 void KitchenBoard::drop_old(int64_t now_ms) {
   std::erase_if(tickets_, [now_ms](const std::shared_ptr<OpenTicket>& ticket) {
-    return ticket->closed() && now_ms - ticket->closed_ms() > kKeptMs;
+    return ticket->closed() &&
+           now_ms - ticket->view().spans.back().to_ms.value_or(now_ms) > kKeptMs;
   });
 }
 

@@ -8,6 +8,7 @@ import { basename, extname } from 'node:path';
 import { SOURCE } from './browser.mjs';
 
 const PAGE = `${SOURCE}src/serve/page/`;
+const TURN_MS = 20_000;
 const TYPES = { '.css': 'text/css', '.js': 'text/javascript', '.svg': 'image/svg+xml' };
 
 // The policy that the program sends, from its own header file.
@@ -72,7 +73,13 @@ export class CannedServer {
   // The next chat request, now or when it comes.
   next_turn() {
     if (this.turns.length > 0) return Promise.resolve(this.turns.shift());
-    return new Promise((resolve) => this.waiting.push(resolve));
+    return new Promise((resolve, reject) => {
+      const give_up = setTimeout(() => reject(new Error('the page asked for no answer')), TURN_MS);
+      this.waiting.push((turn) => {
+        clearTimeout(give_up);
+        resolve(turn);
+      });
+    });
   }
 
   answer(request, response) {

@@ -2,10 +2,13 @@
 // chat, tools, keys, the kitchen, and what keyboard and screen reader need.
 
 import assert from 'node:assert/strict';
-import { after, before, beforeEach, test } from 'node:test';
+import { after, before, beforeEach, test as named_test } from 'node:test';
 import { find_barriers } from './accessibility.mjs';
 import { open_browser, open_page } from './browser.mjs';
 import { CannedServer, busy_kitchen } from './canned_server.mjs';
+
+// Nothing here takes seconds; a hang ends as a failure.
+const test = (name, body) => named_test(name, { timeout: 60_000 }, body);
 
 const browser = await open_browser();
 let server;
