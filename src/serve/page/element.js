@@ -28,6 +28,14 @@ export function set_text(node, text) {
   if (node.textContent !== text) node.textContent = text;
 }
 
+// Builds the children of `node` again only when `key` says that they changed.
+const keys = new WeakMap();
+export function refill(node, key, build) {
+  if (keys.get(node) === key) return;
+  keys.set(node, key);
+  node.replaceChildren(...build());
+}
+
 export function announce(text) {
   by_id('announcer').textContent = text;
 }

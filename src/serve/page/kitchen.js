@@ -2,7 +2,7 @@
 // Nothing here knows a text: the snapshot has counts and times only.
 
 import { page_bar, sparkline, timeline } from './charts.js';
-import { by_id, element, set_text } from './element.js';
+import { by_id, element, refill, set_text } from './element.js';
 import { KitchenHistory } from './kitchen_history.js';
 import { count, duration, money, percent, speed } from './numbers.js';
 import { get_json } from './server.js';
@@ -21,6 +21,7 @@ export class Kitchen {
     this.history = new KitchenHistory();
     this.cards = new Map(); // ticket id -> its parts on the rail
     this.visible = false;
+    this.paused = false;
     this.timer = null;
     this.prices = this.read_prices();
     this.figures = new Map();
@@ -31,6 +32,11 @@ export class Kitchen {
       this.prices[event.target.name] = event.target.value;
       localStorage.setItem(PRICES, JSON.stringify(this.prices));
       if (this.state) this.show_figures(this.state);
+    });
+    by_id('kitchen-pause').addEventListener('click', (event) => {
+      this.paused = !this.paused;
+      event.currentTarget.setAttribute('aria-pressed', String(this.paused));
+      this.plan(0);
     });
     document.addEventListener('visibilitychange', () => this.plan(0));
   }
@@ -48,10 +54,10 @@ export class Kitchen {
     this.plan(0);
   }
 
-  // A hidden tab asks nothing; one question is on its way at most.
+  // A hidden or paused view asks nothing; one question is on its way at most.
   plan(ms) {
     clearTimeout(this.timer);
-    if (!document.hidden) this.timer = setTimeout(() => this.ask(), ms);
+    if (!document.hidden && !(this.visible && this.paused)) this.timer = setTimeout(() => this.ask(), ms);
   }
 
   async ask() {
@@ -93,7 +99,7 @@ export class Kitchen {
     this.show_figures(state);
     this.show_rail(state);
     by_id('timeline').replaceChildren(timeline(state.tickets, state.now_ms, ROWS_MAX));
-    by_id('tiers').replaceChildren(...state.tiers.map((tier) => this.tier(tier, state.page_tokens)));
+    refill(by_id('tiers'), JSON.stringify(state.tiers), () => state.tiers.map((tier) => this.tier(tier, state.page_tokens)));
     const misses = Object.entries(state.totals.misses).filter(([, times]) => times > 0);
     set_text(by_id('misses'), misses.length === 0 ? '' : `Prompts that could have hit further, by what stopped them: ${
       misses.map(([reason, times]) => `${reason.replaceAll('_', ' ')} ${count(times)}`).join(', ')}.`);
@@ -189,7 +195,8 @@ export class Kitchen {
       const spans = ticket.spans.filter((span) => phases.includes(span.phase));
       return spans.length === 0 ? '–' : duration(spans.reduce((sum, span) => sum + (span.to_ms - span.from_ms), 0));
     };
-    by_id('served').replaceChildren(...closed.slice(0, SERVED_MAX).map((ticket) => element('tr', {},
+    const rows = closed.slice(0, SERVED_MAX);
+    refill(by_id('served'), rows.map(({ id }) => id).join(), () => rows.map((ticket) => element('tr', {},
       element('th', { scope: 'row' }, ticket.id),
       ...[
         time_in(ticket, 'waiting', 'spilled'), time_in(ticket, 'prefill', 'replay'), time_in(ticket, 'decode'),

@@ -225,6 +225,17 @@ test('the kitchen shows who is where, the pages and the money', async () => {
   server.kitchen = later;
   await shows(page.locator('#figures'), '50.0 /s');
   assert.equal(await page.locator('.ticket').count(), 3);
+
+  // Paused, it stands still and asks nothing.
+  await page.click('#kitchen-pause');
+  await page.waitForTimeout(600); // what was on its way has come
+  server.kitchen = busy_kitchen();
+  let asked = 0;
+  page.on('request', () => { asked += 1; });
+  await page.waitForTimeout(1200);
+  assert.equal(asked, 0);
+  await page.click('#kitchen-pause');
+  await shows(page.locator('.ticket').first(), 'req-decode');
   assert.deepEqual(faults, []);
 });
 
