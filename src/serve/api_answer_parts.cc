@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdio>
 
+#include "base/json.h"
 #include "base/utf8.h"
 
 namespace galley::serve {
@@ -46,8 +47,9 @@ void AnswerFold::close(BlockListener* listener) {
 }
 
 void AnswerFold::push(const AnswerEvent& event, BlockListener* listener) {
-  if (const auto* finish = std::get_if<FinishEvent>(&event)) {
-    if (!finished_) finish_ = *finish;
+  if (const auto* finish = std::get_if<FinishEvent>(&event); finish != nullptr && !finished_) {
+    finish_ = *finish;
+    if (is_open_) blocks_.back().is_cut = is_cut_short(finish_.reason);
     close(listener);
     sealed_ = true;
     finished_ = true;
@@ -181,6 +183,19 @@ Json openai_usage(const AnswerUsage& usage) {
   json["prompt_cache_miss_tokens"] = usage.prompt_tokens - usage.cached_tokens;
   json["galley"] = extra_usage(usage);
   return json;
+}
+
+std::optional<Json> arguments_object(const std::string& arguments) {
+  // The bounded reader first: the library writes deep values by recursion.
+  if (!JsonDocument::parse(arguments)) return std::nullopt;
+  Json json = Json::parse(arguments, nullptr, false);
+  if (!json.is_object()) return std::nullopt;
+  return json;
+}
+
+bool is_cut_short(AnswerFinish finish) {
+  return finish == AnswerFinish::kLength || finish == AnswerFinish::kCancelled ||
+         finish == AnswerFinish::kFailed;
 }
 
 std::string_view openai_finish(AnswerFinish finish, bool has_calls) {

@@ -4,6 +4,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -23,7 +24,12 @@ struct AnswerBlock {
   std::string text;  // of a call: its arguments
   std::string call_id;
   std::string name;
+  bool is_cut = false;  // the answer ended inside it, not by itself
 };
+
+// The value of a call's arguments: an object, or nothing when the text spells none that is within
+// bounds, as of a call that was cut off.
+std::optional<Json> arguments_object(const std::string& arguments);
 
 // Hears how one answer's blocks grow. At most one is open at a time.
 class BlockListener {
@@ -122,6 +128,9 @@ double finite_logprob(float logprob);
 Json openai_usage(const AnswerUsage& usage);
 // What only Galley tells: replayed and drafted tokens, the reason of a miss.
 Json extra_usage(const AnswerUsage& usage);
+
+// Ended by a limit or a failure rather than by the model or a stop sequence.
+bool is_cut_short(AnswerFinish finish);
 
 std::string_view openai_finish(AnswerFinish finish, bool has_calls);
 

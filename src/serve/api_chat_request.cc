@@ -66,10 +66,7 @@ Result<void> read_logprobs(const JsonValue& body, engine::SamplingOptions& sampl
 }
 
 Result<void> read_modalities(const JsonValue& body) {
-  const auto modalities = given(body, "modalities");
-  for (size_t i = 0; modalities && i < modalities->size(); ++i) {
-    if (!modalities->is_array()) return modalities->error("must be a list");
-    const JsonValue item = modalities->item(i);
+  for (const JsonValue& item : TRY(read_list(body, "modalities", kIgnoredFieldsMax))) {
     if (TRY(item.as_string()) != "text") return unsupported(item, "only text is supported");
   }
   return {};

@@ -22,6 +22,13 @@ std::string definition_of(const ToolParts& parts) {
   } else if (!parts.fixed_parameters.empty()) {
     text.append(R"(, "parameters": )").append(parts.fixed_parameters);
   }
+  if (parts.space_name) {
+    text.append(R"(, "namespace": {"name": )").append(python_json(*parts.space_name));
+    if (parts.space_description) {
+      text.append(R"(, "description": )").append(python_json(*parts.space_description));
+    }
+    text += "}";
+  }
   text += "}";
   return text;
 }
@@ -55,6 +62,33 @@ Result<void> read_effort(const JsonValue& effort, ThinkingWish& wish) {
   }
   if (!wish.on) wish.on = true;
   return {};
+}
+
+Result<std::vector<ContentPart>> read_content(const JsonValue& content,
+                                              Result<ContentPart> (*read_part)(const JsonValue&)) {
+  std::vector<ContentPart> parts;
+  if (content.is_string()) {
+    parts.push_back({PartKind::kText, std::string(TRY(content.as_string()))});
+    return parts;
+  }
+  if (!content.is_array()) return content.error("must be a string or a list");
+  for (size_t i = 0; i < content.size(); ++i) parts.push_back(TRY(read_part(content.item(i))));
+  return parts;
+}
+
+Result<ContentPart> read_text_part(const JsonValue& part, std::string_view key) {
+  const JsonValue text = TRY(part.at(key));
+  return ContentPart{PartKind::kText, std::string(TRY(text.as_string()))};
+}
+
+Result<std::string> read_call_name(const JsonValue& call) {
+  const JsonValue name = TRY(call.at("name"));
+  const std::string_view text = TRY(name.as_string());
+  // It stands between quotes in the markup, unescaped.
+  if (text.empty() || text.find_first_of("\"\n") != std::string_view::npos) {
+    return name.error("is empty or has a quote or a line feed");
+  }
+  return std::string(text);
 }
 
 Result<void> add_tool(const JsonValue& item, const ToolParts& parts, Conversation& conversation) {

@@ -5,6 +5,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "base/json.h"
 #include "base/result.h"
@@ -25,12 +26,23 @@ Result<void> read_thinking(const JsonValue& thinking, ThinkingWish& wish);
 // switches it on, unless that was said already.
 Result<void> read_effort(const JsonValue& effort, ThinkingWish& wish);
 
+// Content that is a string or a list of what `read_part` reads.
+Result<std::vector<ContentPart>> read_content(const JsonValue& content,
+                                              Result<ContentPart> (*read_part)(const JsonValue&));
+// The member "text", or another that holds the text of a part.
+Result<ContentPart> read_text_part(const JsonValue& part, std::string_view key = "text");
+
+// The name of a call made earlier, from the member "name".
+Result<std::string> read_call_name(const JsonValue& call);
+
 // A tool whose parts stand apart in its API; parts that are not given stay away.
 struct ToolParts {
-  std::optional<JsonValue> name;
-  std::optional<JsonValue> description;
-  std::optional<JsonValue> parameters;
-  std::string fixed_parameters = {};  // JSON text, when `parameters` is none
+  std::optional<JsonValue> name = {};
+  std::optional<JsonValue> description = {};
+  std::optional<JsonValue> parameters = {};
+  std::string fixed_parameters = {};         // JSON text, when `parameters` is none
+  std::optional<JsonValue> space_name = {};  // of the namespace it is in
+  std::optional<JsonValue> space_description = {};
 };
 // Adds it; an error when the name is wrong or taken.
 Result<void> add_tool(const JsonValue& item, const ToolParts& parts, Conversation& conversation);

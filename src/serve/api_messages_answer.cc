@@ -45,12 +45,9 @@ Json stop_json(const AnswerFold& answer) {
   return json;
 }
 
-// The object that the arguments spell. Text that spells none, as of a call cut off by the length
-// limit, stays visible as what it is: an empty object could be executed.
+// Arguments that spell no object stay visible as what they are: an empty object could be executed.
 Json input_json(const std::string& arguments) {
-  Json input = Json::parse(arguments, nullptr, false);
-  if (input.is_object()) return input;
-  return Json{{"invalid_arguments", arguments}};
+  return arguments_object(arguments).value_or(Json{{"invalid_arguments", arguments}});
 }
 
 class MessagesEncoder final : public FoldingEncoder {

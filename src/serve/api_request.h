@@ -61,6 +61,7 @@ struct ApiRequest {
 
   // Responses: tools whose input is plain text; their calls have one argument, "input".
   std::vector<std::string> text_tools;
+  std::vector<std::string> tool_namespaces;  // "namespace::name" is told apart again for these
 
   std::vector<std::string> ignored_fields;  // printable ASCII, for a header
   // Responses: the request's settings as its answers repeat them, a JSON object's text.

@@ -26,7 +26,9 @@ class ResponsesEncoder final : public FoldingEncoder {
   ResponsesEncoder(const ApiRequest& request, AnswerHead answer_head)
       : FoldingEncoder(request, std::move(answer_head), true),
         settings_(request.settings_json.empty() ? Json::object()
-                                                : Json::parse(request.settings_json)) {}
+                                                : Json::parse(request.settings_json)),
+        text_tools_(request.text_tools),
+        tool_namespaces_(request.tool_namespaces) {}
 
  protected:
   void begin() override {
@@ -49,6 +51,8 @@ class ResponsesEncoder final : public FoldingEncoder {
   }
 
   void grew(const AnswerBlock& block, size_t index, std::string_view delta) override {
+    // A plain text inside JSON is only known when the JSON is whole.
+    if (is_text_call(block)) return;
     Json event = place(std::string(stem(block)) + ".delta", block, index);
     event["delta"] = delta;
     if (block.kind == BlockKind::kContent) event["logprobs"] = take_logprobs();
@@ -56,8 +60,16 @@ class ResponsesEncoder final : public FoldingEncoder {
   }
 
   void closed(const AnswerBlock& block, size_t index) override {
-    Json event = place(std::string(stem(block)) + ".done", block, index);
-    if (block.kind == BlockKind::kToolCall) {
+    Json event;
+    if (is_text_call(block)) {
+      event = place(std::string(stem(block)) + ".delta", block, index);
+      event["delta"] = input_text(block.text);
+      write(event);
+    }
+    event = place(std::string(stem(block)) + ".done", block, index);
+    if (is_text_call(block)) {
+      event["input"] = input_text(block.text);
+    } else if (block.kind == BlockKind::kToolCall) {
       event["name"] = block.name;
       event["arguments"] = block.text;
     } else {
@@ -71,7 +83,7 @@ class ResponsesEncoder final : public FoldingEncoder {
       write(event);
     }
     event = {{"type", "response.output_item.done"}, {"output_index", index}};
-    event["item"] = item(block, index, "completed");
+    event["item"] = item(block, index, done(block));
     write(event);
   }
 
@@ -100,11 +112,7 @@ class ResponsesEncoder final : public FoldingEncoder {
 
  private:
   std::string_view status() {
-    const AnswerFinish reason = folds()[0].finish().reason;
-    return reason == AnswerFinish::kLength || reason == AnswerFinish::kCancelled ||
-                   reason == AnswerFinish::kFailed
-               ? "incomplete"
-               : "completed";
+    return is_cut_short(folds()[0].finish().reason) ? "incomplete" : "completed";
   }
 
   Json response(std::string_view state, Json output) const {
@@ -136,25 +144,53 @@ class ResponsesEncoder final : public FoldingEncoder {
   Json items() {
     Json list = Json::array();
     const std::vector<AnswerBlock>& blocks = folds()[0].blocks();
-    for (size_t i = 0; i < blocks.size(); ++i) list.push_back(item(blocks[i], i, "completed"));
+    for (size_t i = 0; i < blocks.size(); ++i) list.push_back(item(blocks[i], i, done(blocks[i])));
     return list;
+  }
+
+  static std::string_view done(const AnswerBlock& block) {
+    return block.is_cut ? "incomplete" : "completed";
   }
 
   std::string item_id(const AnswerBlock& block, size_t index) const {
     const char* prefix = block.kind == BlockKind::kReasoning ? "rs_"
                          : block.kind == BlockKind::kContent ? "msg_"
+                         : is_text_call(block)               ? "ctc_"
                                                              : "fc_";
     return prefix + head().id + "_" + std::to_string(index);
   }
 
-  static std::string_view stem(const AnswerBlock& block) {
+  bool is_text_call(const AnswerBlock& block) const {
+    return block.kind == BlockKind::kToolCall &&
+           std::find(text_tools_.begin(), text_tools_.end(), block.name) != text_tools_.end();
+  }
+
+  // What stands in the one argument; arguments that are cut off or strange as they are.
+  static std::string input_text(const std::string& arguments) {
+    const std::optional<Json> json = arguments_object(arguments);
+    const bool is_text = json && json->contains("input") && (*json)["input"].is_string();
+    return is_text ? (*json)["input"].get<std::string>() : arguments;
+  }
+
+  // {"namespace", "name"} where the caller gave them apart.
+  void put_name(const std::string& name, Json& json) const {
+    const size_t colons = name.find("::");
+    const std::string space = name.substr(0, colons == std::string::npos ? 0 : colons);
+    const bool apart = std::find(tool_namespaces_.begin(), tool_namespaces_.end(), space) !=
+                       tool_namespaces_.end();
+    if (apart) json["namespace"] = space;
+    json["name"] = apart ? name.substr(colons + 2) : name;
+  }
+
+  std::string_view stem(const AnswerBlock& block) const {
     switch (block.kind) {
       case BlockKind::kReasoning:
         return "response.reasoning_text";
       case BlockKind::kContent:
         return "response.output_text";
       case BlockKind::kToolCall:
-        return "response.function_call_arguments";
+        return is_text_call(block) ? "response.custom_tool_call_input"
+                                   : "response.function_call_arguments";
     }
     return "";
   }
@@ -184,10 +220,14 @@ class ResponsesEncoder final : public FoldingEncoder {
         json["content"] = Json::array({part(block, block.text, logprobs_of(index))});
         break;
       case BlockKind::kToolCall:
-        json["type"] = "function_call";
+        json["type"] = is_text_call(block) ? "custom_tool_call" : "function_call";
         json["call_id"] = block.call_id;
-        json["name"] = block.name;
-        json["arguments"] = block.text;
+        put_name(block.name, json);
+        if (is_text_call(block)) {
+          json["input"] = input_text(block.text);
+        } else {
+          json["arguments"] = block.text;
+        }
         break;
     }
     json["status"] = state;
@@ -226,6 +266,8 @@ class ResponsesEncoder final : public FoldingEncoder {
   }
 
   Json settings_;
+  std::vector<std::string> text_tools_;
+  std::vector<std::string> tool_namespaces_;
   Json logprobs_ = Json::array();
   int64_t sequence_ = 0;
 };

@@ -58,6 +58,20 @@ Result<std::string> read_string(const JsonValue& object, std::string_view key) {
   return field ? std::string(TRY(field->as_string())) : std::string();
 }
 
+Result<std::vector<JsonValue>> read_list(const JsonValue& object, std::string_view key,
+                                         size_t most) {
+  std::vector<JsonValue> items;
+  const std::optional<JsonValue> field = given(object, key);
+  if (!field) return items;
+  if (!field->is_array()) return field->error("must be a list");
+  if (field->size() > most) {
+    return field->error("has " + std::to_string(field->size()) + " entries, at most " +
+                        std::to_string(most) + " are taken");
+  }
+  for (size_t i = 0; i < field->size(); ++i) items.push_back(field->item(i));
+  return items;
+}
+
 Result<void> read_sampling(const JsonValue& object, engine::SamplingOptions& sampling) {
   TRY(read_float(object, "temperature", sampling.temperature));
   TRY(read_float(object, "top_p", sampling.top_p));

@@ -26,6 +26,10 @@ Result<std::optional<int32_t>> read_int(const JsonValue& object, std::string_vie
 Result<bool> read_bool(const JsonValue& object, std::string_view key, bool fallback);
 Result<std::string> read_string(const JsonValue& object, std::string_view key);
 
+// The members of a list of at most `most`; none when it is not given.
+Result<std::vector<JsonValue>> read_list(const JsonValue& object, std::string_view key,
+                                         size_t most);
+
 // temperature, top_p, min_p, top_k, the three penalties and logit_bias; not the seed. Numbers
 // are only read here: engine::validate() knows their ranges.
 Result<void> read_sampling(const JsonValue& object, engine::SamplingOptions& sampling);
