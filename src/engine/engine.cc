@@ -82,8 +82,9 @@ EngineStats Engine::stats() const {
   stats.page_count = options_.page_count;
   stats.pages_free = read(counts_.pages_free);
   stats.steps = read(counts_.steps);
-  stats.prefill_rows = read(counts_.prefill_rows);
-  stats.decode_rows = read(counts_.decode_rows);
+  stats.pages_cached = read(counts_.pages_cached);
+  stats.evictions = read(counts_.evictions);
+  for (size_t i = 0; i < kRowCounts.size(); ++i) stats.rows.*kRowCounts[i] = read(counts_.rows[i]);
   stats.output_tokens = read(counts_.output_tokens);
   for (size_t i = 0; i < stats.finished.size(); ++i) stats.finished[i] = read(counts_.finished[i]);
   stats.step_time = std::chrono::nanoseconds(read(counts_.step_ns));
@@ -174,8 +175,6 @@ bool Engine::step() {
   for (const TokenEvent& event : outcome->events) deliver(event);
   const TimePoint end = Clock::now();
   add(counts_.steps, int64_t{1});
-  add<int64_t>(counts_.prefill_rows, outcome->prefill_rows);
-  add<int64_t>(counts_.decode_rows, outcome->decode_rows);
   add(counts_.step_ns, nanoseconds(end) - nanoseconds(begin));
   counts_.last_step_ns.store(nanoseconds(end) - nanoseconds(begin), std::memory_order_relaxed);
   counts_.progress_at_ns.store(nanoseconds(end), std::memory_order_relaxed);
@@ -223,7 +222,13 @@ void Engine::forget_ended() {
 
 void Engine::publish_counts() {
   counts_.running.store(generator_.running_count(), std::memory_order_relaxed);
-  counts_.pages_free.store(generator_.free_page_count(), std::memory_order_relaxed);
+  const Scheduler& scheduler = generator_.scheduler();
+  counts_.pages_free.store(scheduler.available_page_count(), std::memory_order_relaxed);
+  counts_.pages_cached.store(scheduler.cache().indexed_count(), std::memory_order_relaxed);
+  counts_.evictions.store(scheduler.cache().evictions(), std::memory_order_relaxed);
+  for (size_t i = 0; i < kRowCounts.size(); ++i) {
+    counts_.rows[i].store(scheduler.counts().*kRowCounts[i], std::memory_order_relaxed);
+  }
 }
 
 }  // namespace galley::engine

@@ -48,11 +48,12 @@ struct EngineStats {
   int32_t waiting = 0;  // accepted, not running
   int32_t sequences_max = 0;
   int32_t page_count = 0;
-  int32_t pages_free = 0;
+  int32_t pages_free = 0;    // can be had: free, or kept for their prefix alone
+  int32_t pages_cached = 0;  // findable by their prefix, in use or not
   int64_t steps = 0;
-  int64_t prefill_rows = 0;
-  int64_t decode_rows = 0;
+  SchedulerCounts rows;  // and tokens: what was computed, cached, replayed
   int64_t output_tokens = 0;
+  int64_t evictions = 0;
   std::array<int64_t, kFinishReasonCount> finished = {};  // by FinishReason
   std::chrono::nanoseconds step_time{};                   // of all steps together
   std::chrono::nanoseconds last_step_time{};
@@ -130,14 +131,22 @@ class Engine {
   std::vector<SequenceId> to_cancel_;
   std::vector<SequenceId> ended_ids_;
 
+  static constexpr std::array kRowCounts = {
+      &SchedulerCounts::decode_rows,   &SchedulerCounts::prefill_rows,
+      &SchedulerCounts::replay_rows,   &SchedulerCounts::recomputed_rows,
+      &SchedulerCounts::prompt_tokens, &SchedulerCounts::cached_tokens,
+      &SchedulerCounts::preemptions,
+  };
+
   // Written by the engine thread, read by stats().
   struct Counts {
     std::atomic<int32_t> running{0};
     std::atomic<int32_t> pages_free{0};
+    std::atomic<int32_t> pages_cached{0};
     std::atomic<int64_t> steps{0};
-    std::atomic<int64_t> prefill_rows{0};
-    std::atomic<int64_t> decode_rows{0};
+    std::array<std::atomic<int64_t>, kRowCounts.size()> rows{};
     std::atomic<int64_t> output_tokens{0};
+    std::atomic<int64_t> evictions{0};
     std::array<std::atomic<int64_t>, kFinishReasonCount> finished{};
     std::atomic<int64_t> step_ns{0};
     std::atomic<int64_t> last_step_ns{0};

@@ -41,11 +41,12 @@ struct StepResult {
   std::span<const SampledSequence> sampled;  // those that sample, in plan order
 };
 
-// What the sampler of a slot needs before its first token.
+// What the sampler of a slot needs before its next token.
 struct SequenceStart {
   int32_t slot = 0;
   const SamplingOptions* sampling = nullptr;
   std::span<const int32_t> prompt;
+  std::span<const int32_t> output = {};  // produced before it was preempted
 };
 
 class Executor {

@@ -178,30 +178,44 @@ Result<StepResult> FakeExecutor::collect() {
   return StepResult{plan.step_id, sampled_};
 }
 
+std::vector<uint64_t> FakeExecutor::globals(std::span<const int32_t> page_table,
+                                            int64_t positions) const {
+  std::vector<uint64_t> values;
+  for (int64_t t = 0; t < positions; ++t) {
+    const int64_t page = page_table[static_cast<size_t>(t / options_.page_tokens)];
+    values.push_back(
+        pages_[static_cast<size_t>(page * options_.page_tokens + t % options_.page_tokens)]);
+  }
+  return values;
+}
+
 std::vector<int32_t> fake_tokens(const GenerateRequest& request, const GeneratorOptions& options,
-                                 FakeModel model) {
-  const auto prompt_end = static_cast<int64_t>(request.prompt.size());
+                                 FakeModel model, const FakeHit& hit) {
+  const auto prompt_end = std::ssize(request.prompt);
   const int64_t floor = model::decoder_floor(options.replay, options.window, 0, prompt_end);
   std::vector<int32_t> tokens = request.prompt;
   std::vector<int32_t> output;
+  std::vector<uint64_t> globals = hit.globals;
   std::vector<uint64_t> keys[kLayers];
-  std::vector<uint64_t> globals;
+  for (auto& layer : keys) layer.resize(static_cast<size_t>(hit.replay_start));
   const auto fold = [&](int32_t layer, int64_t begin, int64_t end) {
     uint64_t sum = static_cast<uint64_t>(layer) + 11;
     for (int64_t t = begin; t < end; ++t) sum = mix(sum, keys[layer][static_cast<size_t>(t)]);
     return sum;
   };
   while (static_cast<int32_t>(output.size()) < request.output_tokens_max) {
-    for (auto t = static_cast<int64_t>(globals.size()); t < std::ssize(tokens); ++t) {
+    for (int64_t t = std::ssize(keys[kFirst]); t < std::ssize(tokens); ++t) {
       const int64_t before = std::min<int64_t>(t, options.look_back);
-      const int64_t begin = std::max<int64_t>(0, t - options.window + 1);
+      const int64_t begin = std::max(hit.replay_start, t - options.window + 1);
       keys[kFirst].push_back(first_key(std::span(tokens).subspan(static_cast<size_t>(t - before),
                                                                  static_cast<size_t>(before + 1)),
                                        t));
       keys[kSecond].push_back(model.layered ? fold(kFirst, begin, t + 1) : keys[kFirst].back());
-      const uint64_t above = model.layered ? fold(kSecond, begin, t + 1) : keys[kSecond].back();
-      globals.push_back(mix(t == 0 ? start_value(model) : globals.back(), above));
-      keys[kTail].push_back(mix(globals.back(), keys[kSecond].back()));
+      if (t >= std::ssize(hit.globals)) {
+        const uint64_t above = model.layered ? fold(kSecond, begin, t + 1) : keys[kSecond].back();
+        globals.push_back(mix(t == 0 ? start_value(model) : globals.back(), above));
+      }
+      keys[kTail].push_back(mix(globals[static_cast<size_t>(t)], keys[kSecond].back()));
     }
     const auto end = std::ssize(tokens);
     uint64_t hash = static_cast<uint64_t>(floor);

@@ -35,6 +35,9 @@ class FakeExecutor final : public Executor {
   void mask(uint64_t, int32_t, std::span<const uint64_t>) override {}
   Result<StepResult> collect() override;
 
+  // What the first `positions` of a page table hold.
+  std::vector<uint64_t> globals(std::span<const int32_t> page_table, int64_t positions) const;
+
   int64_t rows_most() const { return rows_most_; }
   // Called by collect() with the number of steps so far; an error is the step's.
   void on_collect(std::function<Result<void>(int64_t)> hook) { hook_ = std::move(hook); }
@@ -72,8 +75,14 @@ class FakeExecutor final : public Executor {
   int64_t rows_most_ = 0;
 };
 
-// What the request's sequence gives under this model when it runs alone and cold.
+// A prefix hit: what its pages hold, and where the rows start.
+struct FakeHit {
+  int64_t replay_start = 0;
+  std::vector<uint64_t> globals = {};
+};
+
+// What the request's sequence gives under this model when it runs alone, cold or from the hit.
 std::vector<int32_t> fake_tokens(const GenerateRequest& request, const GeneratorOptions& options,
-                                 FakeModel model = {});
+                                 FakeModel model = {}, const FakeHit& hit = {});
 
 }  // namespace galley::engine

@@ -1,82 +1,20 @@
-// The generator over a fake executor whose next token is a function of the
-// sequence's tokens alone: whatever the budget, batch or order, the tokens must
-// be those of that function; every plan is checked; no page or slot is lost.
+// The generator over the fake executor: whatever the budget, batch or order, a
+// sequence's tokens are those it gives alone; every plan is checked; no page or
+// slot is lost.
 #include "engine/generator.h"
 
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <map>
 #include <set>
 
 #include "base/random.h"
+#include "engine/fake_executor.h"
 
 namespace galley::engine {
 namespace {
 
 constexpr int32_t kVocab = 50;
-
-int32_t next_token(std::span<const int32_t> tokens) {
-  uint64_t hash = 17;
-  for (const int32_t token : tokens) hash = hash * 31 + static_cast<uint64_t>(token) + 1;
-  return static_cast<int32_t>(random_unit(hash, 0) * kVocab);
-}
-
-// Keeps what was written per slot, and refuses plans that a real model could not run.
-class FakeExecutor final : public Executor {
- public:
-  explicit FakeExecutor(const GeneratorOptions& options) : options_(options) {}
-
-  void start(const SequenceStart& start) override { written_[start.slot].clear(); }
-
-  Result<void> submit(const StepPlan& plan) override {
-    plan_ = plan;
-    int64_t rows = 0;
-    std::set<int32_t> pages;
-    for (const PlannedSequence& planned : plan.sequences) {
-      const model::SequencePlan& sequence = planned.rows;
-      std::vector<int32_t>& written = written_[sequence.slot];
-      EXPECT_EQ(sequence.first_position, static_cast<int64_t>(written.size()));
-      EXPECT_GE(static_cast<int64_t>(sequence.look_back.size()),
-                std::min<int64_t>(sequence.first_position, options_.look_back));
-      EXPECT_TRUE(
-          std::equal(sequence.look_back.rbegin(), sequence.look_back.rend(), written.rbegin()));
-      EXPECT_GE(static_cast<int64_t>(sequence.page_table.size()) * options_.page_tokens,
-                sequence.end_position());
-      for (const int32_t page : sequence.page_table) EXPECT_TRUE(pages.insert(page).second);
-      written.insert(written.end(), sequence.tokens.begin(), sequence.tokens.end());
-      rows += static_cast<int64_t>(sequence.tokens.size());
-    }
-    EXPECT_LE(rows, options_.rows_max);
-    rows_most = std::max(rows_most, rows);
-    return {};
-  }
-
-  void mask(uint64_t, int32_t, std::span<const uint64_t>) override {}
-
-  Result<StepResult> collect() override {
-    sampled_.clear();
-    for (const PlannedSequence& planned : plan_.sequences) {
-      if (!planned.samples) continue;
-      SampledSequence result;
-      result.id = planned.id;
-      result.slot = planned.rows.slot;
-      result.sampled = {next_token(written_[planned.rows.slot]), true, 0};
-      if (fail_at != 0 && written_[planned.rows.slot].size() == fail_at) result.sampled = {};
-      sampled_.push_back(result);
-    }
-    return StepResult{plan_.step_id, sampled_};
-  }
-
-  int64_t rows_most = 0;
-  size_t fail_at = 0;
-
- private:
-  GeneratorOptions options_;
-  StepPlan plan_;
-  std::map<int32_t, std::vector<int32_t>> written_;
-  std::vector<SampledSequence> sampled_;
-};
 
 GeneratorOptions small_options() {
   GeneratorOptions options;
@@ -108,17 +46,6 @@ std::span<const TokenEvent> events_of_step(Generator& generator) {
   return generator.step().value().events;
 }
 
-std::vector<int32_t> expected_output(const GenerateRequest& request) {
-  std::vector<int32_t> tokens = request.prompt;
-  std::vector<int32_t> output;
-  while (static_cast<int32_t>(output.size()) < request.output_tokens_max) {
-    output.push_back(next_token(tokens));
-    tokens.push_back(output.back());
-    if (output.back() == 7) break;
-  }
-  return output;
-}
-
 TEST(Generator, TokensDoNotDependOnBatchBudgetOrOrder) {
   for (const int32_t sequences_max : {1, 2, 4}) {
     for (const int32_t rows_max : {4, 5, 16, 100}) {
@@ -142,7 +69,7 @@ TEST(Generator, TokensDoNotDependOnBatchBudgetOrOrder) {
       EXPECT_TRUE(generator.idle());
       EXPECT_EQ(generator.free_page_count(), options.page_count);
       for (uint64_t id = 0; id < 30; ++id) {
-        EXPECT_EQ(output[id], expected_output(make_request(id)));
+        EXPECT_EQ(output[id], fake_tokens(make_request(id), options));
         EXPECT_EQ(finish[id], output[id].back() == 7 ? FinishReason::kStop : FinishReason::kLength);
       }
     }
@@ -169,7 +96,7 @@ TEST(Generator, LongPromptsDoNotHoldUpDecoding) {
     ASSERT_EQ(outcome.events.size(), 1U);
     EXPECT_EQ(outcome.events[0].id, SequenceId{1});
   }
-  EXPECT_EQ(executor.rows_most, 16);
+  EXPECT_EQ(executor.rows_most(), 16);
 }
 
 TEST(Generator, CancelFreesEverythingAndIsReportedOnce) {
@@ -200,7 +127,7 @@ TEST(Generator, CancelFreesEverythingAndIsReportedOnce) {
 TEST(Generator, UnusableLogitsEndOneSequenceOnly) {
   const GeneratorOptions options = small_options();
   FakeExecutor executor(options);
-  executor.fail_at = 20;
+  executor.fail_at(20);
   Generator generator(executor, options);
   GenerateRequest failing = make_request(1);
   failing.prompt.assign(20, 1);

@@ -43,6 +43,7 @@ void LocalExecutor::start(const SequenceStart& start) {
   std::optional<Sampler>& sampler = samplers_[start.slot];
   sampler.emplace(*start.sampling, vocab_size_);
   sampler->observe_prompt(start.prompt);
+  sampler->observe_output(start.output);
 }
 
 Result<void> LocalExecutor::submit(const StepPlan& plan) {
@@ -88,6 +89,8 @@ GeneratorOptions generator_options(const model::Config& config, int32_t sequence
   options.positions_max = std::min(positions_max, config.positions_max);
   options.vocab_size = config.vocab_size;
   options.window = config.window;
+  options.layers = config.layers;
+  options.decoder_source = config.decoder_source();
   options.look_back = std::max(config.engram.ngram_size_max - 1, 0);
   // 128 tokens as released; less for a small window, in whole groups of every ratio.
   int32_t group = 1;

@@ -124,6 +124,10 @@ void Sampler::observe_prompt(std::span<const int32_t> tokens) {
   }
 }
 
+void Sampler::observe_output(std::span<const int32_t> tokens) {
+  for (const int32_t token : tokens) note_output(token);
+}
+
 void Sampler::note_output(int32_t token) {
   if (seen_index_.empty()) return;
   observe_prompt({&token, 1});

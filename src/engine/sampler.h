@@ -49,6 +49,8 @@ class Sampler {
 
   // Prompt tokens count for the repetition penalty only; call in any chunks.
   void observe_prompt(std::span<const int32_t> tokens);
+  // Tokens that another sampler of the same sequence produced before this one took over.
+  void observe_output(std::span<const int32_t> tokens);
 
   // The token at `position` (tokens before it), which then counts as produced. `allowed`, if not
   // empty, has a bit per token, clear where it must not be chosen.

@@ -86,4 +86,35 @@ inline int64_t decoder_floor(DecoderReplay replay, int64_t window, int64_t repla
   return std::max(replay_start, prompt_end - window);
 }
 
+// Where the rows of a sequence must start after a prefix hit, so that every row that counts has
+// the bits of a cold run: the rows before `hit` refill the windows, one more window for each
+// layer that stands between them and a row whose result is kept.
+struct ExactReplay {
+  DecoderReplay replay = DecoderReplay::kOff;
+  int64_t window = 0;
+  int32_t layers = 0;
+  int32_t decoder_source = 0;  // Config::decoder_source()
+};
+
+// 0: everything would be computed again. Global KV from `hit` on must be exact, so layer E's
+// inputs are from there; so must the windows of the last prompt rows be, which run to the end.
+inline int64_t exact_replay_start(const ExactReplay& model, int64_t hit, int64_t prompt_end) {
+  const int64_t reach = model.window - 1;  // of one layer
+  const int64_t before_cut = model.decoder_source;
+  int64_t start = hit - before_cut * reach;
+  switch (model.replay) {
+    case DecoderReplay::kOff:
+      start = std::min(start, prompt_end - 1 - model.layers * reach);
+      break;
+    case DecoderReplay::kLayerWhole:
+    case DecoderReplay::kWindowAndGlobal:
+      start = std::min(start, prompt_end - model.window - (before_cut + 1) * reach);
+      break;
+    case DecoderReplay::kGlobalOnly:
+      start = std::min(start, prompt_end - model.window - before_cut * reach);
+      break;
+  }
+  return std::max<int64_t>(0, start);
+}
+
 }  // namespace galley::model

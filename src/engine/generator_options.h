@@ -1,0 +1,48 @@
+// What an engine is sized for and how it schedules: plain numbers, taken once.
+#pragma once
+
+#include <cstdint>
+#include <string>
+
+#include "model/step_plan.h"
+
+namespace galley::engine {
+
+// What happens after a prefix hit, whose windows are not cached (spec/model.md 8.2).
+enum class PrefixReplay : uint8_t {
+  kOff,      // no prefix is reused
+  kBounded,  // the last window is recomputed: cheap, and the tokens depend on where the hit ended
+  kExact,    // as much is recomputed as makes every bit that of a cold run
+};
+
+struct GeneratorOptions {
+  int32_t sequences_max = 32;  // running together: one slot each
+  int32_t rows_max = 512;      // of one step; at least sequences_max
+  int32_t waiting_max = 1024;  // accepted but not running
+  int32_t page_tokens = 128;
+  int32_t page_count = 0;
+  int32_t vocab_size = 0;
+  int64_t positions_max = 0;  // longest sequence
+  int64_t window = 0;         // W
+  int32_t look_back = 3;      // tokens before a chunk that the model wants to see
+  int32_t layers = 0;
+  int32_t decoder_source = 0;  // Config::decoder_source(); none: no prefix is reused
+  model::DecoderReplay replay = model::DecoderReplay::kWindowAndGlobal;
+
+  // Prompt rows of a step in which others decode; 0 = all that rows_max leaves.
+  int32_t prefill_rows_beside_decode = 0;
+  // A sequence starts when its prompt and this much of its output have pages; more is taken as
+  // it grows, from those ranked behind it if need be.
+  int32_t growth_tokens = 256;
+  int32_t look_ahead = 32;  // waiting sequences tried past one that does not fit
+  // Later arrivals that may start before one that does not fit; then it is waited for.
+  int32_t passes_max = 64;
+  // Later arrivals started before one that waits, after which it ranks a priority higher.
+  int32_t passes_per_promotion = 256;
+
+  PrefixReplay prefix = PrefixReplay::kOff;
+  // What else tells cached prefixes apart besides tokens and namespace: model build, layout.
+  std::string prefix_salt;
+};
+
+}  // namespace galley::engine

@@ -1,0 +1,163 @@
+#include "engine/prefix_reuse.h"
+
+#include <algorithm>
+#include <string>
+#include <string_view>
+
+#include "base/check.h"
+
+namespace galley::engine {
+namespace {
+
+constexpr size_t kFirstPagesKnown = 4096;
+
+std::string_view bytes_of(const uint64_t& value) {
+  return {reinterpret_cast<const char*>(&value), sizeof(value)};
+}
+
+}  // namespace
+
+PrefixReuse::PrefixReuse(const GeneratorOptions& options, cache::PrefixCache& cache)
+    : options_(options), cache_(cache), first_pages_(on() ? kFirstPagesKnown : 0) {
+  matched_.reserve(static_cast<size_t>(cache.page_count()));
+}
+
+void PrefixReuse::enter(Sequence& sequence) {
+  if (!on()) return;
+  // Bounded and exact pages differ, and so do those of another reading of decoder replay.
+  const uint64_t kind =
+      static_cast<uint64_t>(options_.prefix) << 8 | static_cast<uint64_t>(options_.replay);
+  const std::string_view parts[] = {"galley prefix 1", options_.prefix_salt, bytes_of(kind),
+                                    sequence.request.cache_namespace};
+  sequence.root = hasher_.root(parts);
+  sequence.keys.reserve(static_cast<size_t>(sequence.length_max() / options_.page_tokens));
+}
+
+std::span<const int32_t> PrefixReuse::page_tokens(const Sequence& sequence, int64_t page) const {
+  return std::span<const int32_t>(sequence.tokens)
+      .subspan(static_cast<size_t>(page * options_.page_tokens),
+               static_cast<size_t>(options_.page_tokens));
+}
+
+void PrefixReuse::extend_keys(Sequence& sequence, int64_t pages) {
+  while (std::ssize(sequence.keys) < pages) {
+    const cache::PrefixKey& parent = sequence.keys.empty() ? sequence.root : sequence.keys.back();
+    sequence.keys.push_back(hasher_.next(parent, page_tokens(sequence, std::ssize(sequence.keys))));
+  }
+}
+
+PrefixMatch PrefixReuse::look_up(Sequence& sequence) {
+  PrefixMatch match;
+  if (!on()) return match;
+  const int64_t pages = reusable_pages(sequence);
+  extend_keys(sequence, pages);
+  matched_.clear();
+  while (std::ssize(matched_) < pages) {
+    const cache::PrefixKey& key = sequence.keys[matched_.size()];
+    const auto page = cache_.find(key);
+    if (!page) {
+      const auto found = coming_.find(key);
+      match.coming = found != coming_.end() && found->second != sequence.request.id;
+      break;
+    }
+    matched_.push_back(*page);
+  }
+  const int64_t hit = std::ssize(matched_) * options_.page_tokens;
+  const int64_t start = options_.prefix == PrefixReplay::kBounded
+                            ? hit - options_.window
+                            : model::exact_replay_start({.replay = options_.replay,
+                                                         .window = options_.window,
+                                                         .layers = options_.layers,
+                                                         .decoder_source = options_.decoder_source},
+                                                        hit, sequence.prompt_end());
+  if (start <= 0) return match;  // all of it would be computed again
+  match.tokens = hit;
+  match.replay_start = start;
+  match.pages = matched_;
+  return match;
+}
+
+uint64_t PrefixReuse::tenant_head(const Sequence& sequence) {
+  const std::string_view parts[] = {"galley tenant 1", bytes_of(sequence.request.tenant)};
+  const uint64_t head = hasher_.next(hasher_.root(parts), page_tokens(sequence, 0)).head();
+  return head == 0 ? 1 : head;
+}
+
+void PrefixReuse::explain(const Sequence& sequence, const PrefixMatch& match, Usage& usage) {
+  if (!on()) return;
+  const int64_t pages = reusable_pages(sequence);
+  const int64_t found = std::ssize(matched_);
+  if (found == pages) {
+    usage.miss = match.tokens > 0 ? MissReason::kNone : MissReason::kTooShort;
+    return;
+  }
+  std::optional<cache::PageId> parent;
+  if (found > 0) parent = matched_.back();
+  const cache::Explanation why = cache_.explain(sequence.keys[static_cast<size_t>(found)], parent,
+                                                sequence.root.head(), page_tokens(sequence, found));
+  switch (why.absence) {
+    case cache::Absence::kEvicted:
+      usage.miss = MissReason::kEvicted;
+      return;
+    case cache::Absence::kDiffers:
+      usage.miss = MissReason::kTokenDiffers;
+      usage.differs_at = static_cast<int32_t>(found * options_.page_tokens) + why.same_tokens;
+      return;
+    case cache::Absence::kUnknown:
+      usage.miss = MissReason::kUnknown;
+      break;
+  }
+  if (found > 0) return;
+  const uint64_t head = tenant_head(sequence);
+  if (first_pages_[head % kFirstPagesKnown] == head) usage.miss = MissReason::kOtherNamespace;
+}
+
+void PrefixReuse::announce(Sequence& sequence) {
+  if (!on()) return;
+  const int64_t pages = reusable_pages(sequence);
+  extend_keys(sequence, pages);  // whoever resumes was not looked up
+  for (auto page = static_cast<size_t>(sequence.hit / options_.page_tokens);
+       page < static_cast<size_t>(pages); ++page) {
+    coming_.emplace(sequence.keys[page], sequence.request.id);
+  }
+  sequence.announced = static_cast<size_t>(pages);
+}
+
+bool PrefixReuse::publish(Sequence& sequence) {
+  if (!on() || !sequence.publishes) return false;
+  const int64_t complete = sequence.computed / options_.page_tokens;
+  bool any = false;
+  while (static_cast<int64_t>(sequence.published) < complete) {
+    const auto page = static_cast<int64_t>(sequence.published);
+    extend_keys(sequence, page + 1);
+    const cache::PrefixKey& key = sequence.keys[sequence.published];
+    std::optional<cache::PageId> parent;
+    if (page > 0) parent = cache::PageId{sequence.page_table[sequence.published - 1]};
+    if (!cache_.publish({sequence.page_table[sequence.published]}, key, parent,
+                        sequence.root.head(), page_tokens(sequence, page))) {
+      // Another was faster; what follows here has no parent that this sequence holds.
+      sequence.publishes = false;
+      withdraw(sequence);
+      return true;
+    }
+    if (page == 0) {
+      const uint64_t head = tenant_head(sequence);
+      first_pages_[head % kFirstPagesKnown] = head;
+    }
+    ++sequence.published;
+    any = true;
+    const auto found = coming_.find(key);
+    if (found != coming_.end() && found->second == sequence.request.id) coming_.erase(found);
+  }
+  return any;
+}
+
+void PrefixReuse::withdraw(Sequence& sequence) {
+  for (size_t page = 0; page < sequence.announced; ++page) {
+    const auto found = coming_.find(sequence.keys[page]);
+    if (found != coming_.end() && found->second == sequence.request.id) coming_.erase(found);
+  }
+  sequence.announced = 0;
+}
+
+}  // namespace galley::engine

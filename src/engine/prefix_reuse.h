@@ -1,0 +1,70 @@
+// What of a sequence is cached, where it must start after a hit, and why there
+// was none; and who computes a prefix that others wait for.
+//
+// Joins the prefix cache, which knows keys and pages, with sequences, which have
+// tokens. Refuses to know slots, budgets and order. Owned by the engine thread.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <unordered_map>
+#include <vector>
+
+#include "cache/prefix_cache.h"
+#include "engine/generator_options.h"
+#include "engine/request.h"
+#include "engine/sequence.h"
+
+namespace galley::engine {
+
+struct PrefixMatch {
+  int64_t tokens = 0;                         // of the hit: whole pages
+  int64_t replay_start = 0;                   // first row to compute
+  std::span<const cache::PageId> pages = {};  // until the next look_up
+  bool coming = false;                        // another sequence computes more of it right now
+};
+
+class PrefixReuse {
+ public:
+  // The options and the cache outlive it.
+  PrefixReuse(const GeneratorOptions& options, cache::PrefixCache& cache);
+
+  bool on() const { return options_.prefix != PrefixReplay::kOff; }
+  // Once, before any other call with this sequence.
+  void enter(Sequence& sequence);
+  // The longest prefix that it can start from now. Changes nothing but its keys.
+  PrefixMatch look_up(Sequence& sequence);
+  // Why the match is no longer, for usage: reason and position of the first differing token.
+  void explain(const Sequence& sequence, const PrefixMatch& match, Usage& usage);
+  // It starts: what it is about to compute is announced.
+  void announce(Sequence& sequence);
+  // Its pages that are complete become findable. True when any did.
+  bool publish(Sequence& sequence);
+  // It stops computing, finished or not.
+  void withdraw(Sequence& sequence);
+
+ private:
+  struct KeyHash {
+    size_t operator()(const cache::PrefixKey& key) const { return key.head(); }
+  };
+
+  // At most that many pages of it can be reused: one row must remain for the logits.
+  int64_t reusable_pages(const Sequence& sequence) const {
+    return (sequence.size() - 1) / options_.page_tokens;
+  }
+  void extend_keys(Sequence& sequence, int64_t pages);
+  std::span<const int32_t> page_tokens(const Sequence& sequence, int64_t page) const;
+  // Of the first page, by tenant alone.
+  uint64_t tenant_head(const Sequence& sequence);
+
+  const GeneratorOptions& options_;
+  cache::PrefixCache& cache_;
+  cache::PrefixHasher hasher_;
+  std::vector<cache::PageId> matched_;
+  // Pages being computed by running sequences: at most their prompts' pages.
+  std::unordered_map<cache::PrefixKey, SequenceId, KeyHash> coming_;
+  // Heads of first pages by tenant, direct mapped: whether it has them in any namespace.
+  std::vector<uint64_t> first_pages_;
+};
+
+}  // namespace galley::engine

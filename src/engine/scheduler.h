@@ -1,0 +1,143 @@
+// Decides what each step computes: who runs, on which rows, slots and pages.
+//
+// Pure: no memory, clock or device; whoever drives it hands in the time and runs
+// the plans, so a simulation drives the very same code. Decode rows come first,
+// prompts fill what is left of the row budget. A sequence starts when its prompt
+// and some growth have pages; when the pool runs dry, the one ranked last gives
+// its pages back and is computed again later, to the same tokens: whatever its
+// rows depend on (prompt end, replay start, the pages of its hit) stays with it.
+// Owned by one thread; plan() and commit() alternate.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <vector>
+
+#include "base/result.h"
+#include "cache/prefix_cache.h"
+#include "engine/executor.h"
+#include "engine/generator_options.h"
+#include "engine/prefix_reuse.h"
+#include "engine/request.h"
+#include "engine/sequence.h"
+#include "engine/tenant_clock.h"
+
+namespace galley::engine {
+
+// kInvalid: an engine with these options can never run this request, and why.
+Result<void> check_request(const GenerateRequest& request, const GeneratorOptions& options);
+
+// Since the start.
+struct SchedulerCounts {
+  int64_t decode_rows = 0;
+  int64_t prefill_rows = 0;     // prompt rows computed for the first time
+  int64_t replay_rows = 0;      // rows before the end of a prefix hit
+  int64_t recomputed_rows = 0;  // rows of preempted sequences, computed again
+  int64_t prompt_tokens = 0;    // of the sequences that started
+  int64_t cached_tokens = 0;    // of these, found in the prefix cache
+  int64_t preemptions = 0;
+};
+
+class Scheduler {
+ public:
+  explicit Scheduler(const GeneratorOptions& options);
+  Scheduler(const Scheduler&) = delete;
+  Scheduler& operator=(const Scheduler&) = delete;
+
+  // kInvalid: it can never run, and why. kExhausted: too many wait already.
+  Result<void> submit(GenerateRequest request);
+  // It ends with the next plan's events. Unknown ids are ignored.
+  void cancel(SequenceId id);
+
+  // The next step, empty when there is nothing to compute. Borrowed until commit.
+  StepPlan plan(TimePoint now);
+  // Sequences that take over a slot with this plan.
+  std::span<const SequenceStart> starts() const { return starts_; }
+  // The planned step was computed. Not called when it failed: then fail_all.
+  void commit(const StepResult& result);
+  // Of the last plan and commit, in order.
+  std::span<const TokenEvent> events() const { return events_; }
+  // Ends everything.
+  std::span<const TokenEvent> fail_all();
+
+  // Prompt rows of a step in which others decode; 0 = all that rows_max leaves.
+  void set_prefill_rows_beside_decode(int32_t rows) { options_.prefill_rows_beside_decode = rows; }
+
+  bool idle() const { return running_.empty() && waiting_.empty(); }
+  int32_t running_count() const { return static_cast<int32_t>(running_.size()); }
+  int32_t waiting_count() const { return static_cast<int32_t>(waiting_.size()); }
+  int32_t available_page_count() const { return cache_.available_count(); }
+  const cache::PrefixCache& cache() const { return cache_; }
+  const SchedulerCounts& counts() const { return counts_; }
+  const GeneratorOptions& options() const { return options_; }
+
+ private:
+  using Owned = std::unique_ptr<Sequence>;
+  enum class Admission : uint8_t { kDone, kNoSlot, kNoPages, kComing };
+
+  // One row's worth of a planned sequence.
+  struct Planned {
+    Sequence* sequence = nullptr;
+    int64_t end = 0;
+  };
+
+  bool bounded() const { return options_.prefix == PrefixReplay::kBounded; }
+  int64_t pages_for(int64_t positions) const {
+    return (positions + options_.page_tokens - 1) / options_.page_tokens;
+  }
+  int64_t hit_pages(const Sequence& sequence) const { return sequence.hit / options_.page_tokens; }
+  // Tokens cannot be had again but from these very pages.
+  bool keeps_hit(const Sequence& sequence) const { return bounded() && sequence.has_output(); }
+  int32_t rank_of(const Sequence& sequence) const;
+  bool before(const Sequence& a, const Sequence& b) const;
+
+  void end_cancelled();
+  void end_late(TimePoint now);
+  void grow();
+  void admit(TimePoint now);
+  Sequence* next_candidate();
+  Admission try_to_start(Sequence& sequence, TimePoint now);
+  bool make_room(int32_t rank, int64_t pages_missing);
+  bool all_can_finish(const Sequence& next, int64_t hit, std::span<const cache::PageId> pages);
+  void start(Sequence& sequence, const PrefixMatch& match, int64_t fresh_pages, TimePoint now);
+  void plan_rows();
+  void add_rows(Sequence& sequence, int64_t count);
+
+  void preempt(size_t index);
+  void release_pages(Sequence& sequence, int64_t keep);
+  void note_hit(const Sequence& sequence, int32_t change);
+  void take(Sequence& sequence, const SampledSequence& result);
+  void report_end(Sequence& sequence, FinishReason finish);
+  // Gives back all that it holds; the caller drops it from its list.
+  void retire(Sequence& sequence, bool runs);
+  template <class Condition>
+  void end_if(FinishReason finish, Condition condition);
+
+  GeneratorOptions options_;
+  cache::PrefixCache cache_;
+  PrefixReuse reuse_;
+  TenantClock tenants_;
+  SchedulerCounts counts_;
+  std::vector<int32_t> free_slots_;
+  std::vector<Owned> waiting_;  // in any order
+  std::vector<Owned> running_;  // best rank first
+  uint64_t arrivals_ = 0;
+  uint64_t admissions_ = 0;
+  uint64_t step_id_ = 0;
+  bool may_admit_ = false;  // something changed since nobody could be admitted
+  bool any_cancelled_ = false;
+  int32_t with_deadline_ = 0;
+
+  // Bounded hits only: how many sequences need a page for their tokens' sake.
+  std::vector<int32_t> hit_holders_;  // [page_count]
+  int32_t hit_pages_held_ = 0;        // pages of which that is not 0
+
+  // Of the present step; reserved once.
+  std::vector<PlannedSequence> plan_;
+  std::vector<Planned> planned_;
+  std::vector<SequenceStart> starts_;
+  std::vector<TokenEvent> events_;
+};
+
+}  // namespace galley::engine

@@ -1,0 +1,52 @@
+// The scheduler's record of one token list being extended.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "cache/prefix_key.h"
+#include "engine/request.h"
+#include "engine/tenant_clock.h"
+
+namespace galley::engine {
+
+struct Sequence {
+  GenerateRequest request;
+  Usage usage;
+  uint64_t arrival = 0;  // order of acceptance
+  TenantClock::Tenant* tenant = nullptr;
+  std::vector<int32_t> tokens;  // prompt and output, reserved whole
+  bool cancelled = false;
+
+  // Where it runs; no slot and at most the pages of its hit while it waits.
+  int32_t slot = 0;
+  std::vector<int32_t> page_table;
+  int64_t computed = 0;  // rows before it are in pages and rings, or need not be
+  int64_t tail_floor = 0;
+  // The prefix hit that it started from: it belongs to the sequence and survives preemption.
+  int64_t hit = 0;
+  int64_t replay_start = 0;
+  int64_t charged = 0;  // rows before it were charged to the tenant
+
+  // Its names in the prefix cache.
+  cache::PrefixKey root;
+  std::vector<cache::PrefixKey> keys;  // of its whole pages, as far as they were needed
+  size_t announced = 0;                // keys before it may be announced as being computed
+  size_t published = 0;                // pages before it are in the index, this sequence's own
+  bool publishes = true;               // false once another has its next page
+
+  // While waiting: how many later arrivals started first, and when it was last tried.
+  int32_t passes = 0;
+  uint64_t tried = 0;
+  int32_t rank = 0;  // priority with ageing, of the running
+
+  int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t prompt_end() const { return static_cast<int64_t>(request.prompt.size()); }
+  int64_t length_max() const { return prompt_end() + request.output_tokens_max; }
+  bool has_output() const { return size() > prompt_end(); }
+  // All but the token just produced is computed: one row a step.
+  bool decodes() const { return has_output() && computed + 1 == size(); }
+};
+
+}  // namespace galley::engine
