@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <array>
 
+#include "base/utf8.h"
 #include "serve/api_json.h"
 
 namespace galley::serve {
@@ -81,7 +82,11 @@ ApiFault fault_of(ErrorCode code) {
 }  // namespace
 
 ApiError api_error(const Error& error) {
-  ApiError told{fault_of(error.code), error.message, ""};
+  ApiError told{fault_of(error.code), to_utf8(error.message), ""};
+  // Messages may quote what the client sent; they stay one line, in logs too.
+  for (char& c : told.message) {
+    if (static_cast<unsigned char>(c) < 0x20 || c == 0x7f) c = ' ';
+  }
   const size_t colon = error.message.find(": ");
   if (colon != std::string::npos && is_field_path(std::string_view(error.message).substr(0, colon)))
     told.param = error.message.substr(0, colon);
