@@ -24,6 +24,7 @@ size_t table_size(int32_t page_count) {
 PrefixCache::PrefixCache(int32_t page_count, int32_t page_tokens)
     : page_tokens_(page_tokens),
       pool_(page_count),
+      ages_(page_count),
       entries_(static_cast<size_t>(page_count)),
       tokens_(static_cast<size_t>(page_count) * static_cast<size_t>(page_tokens)),
       table_(table_size(page_count), kNone),
@@ -121,6 +122,7 @@ void PrefixCache::list_evictable(int32_t page) {
   (newest_ == kNone ? oldest_ : entries_[static_cast<size_t>(newest_)].newer) = page;
   newest_ = page;
   ++evictable_count_;
+  ages_.add(PageId{page});
 }
 
 void PrefixCache::unlist_evictable(int32_t page) {
@@ -129,6 +131,7 @@ void PrefixCache::unlist_evictable(int32_t page) {
   (mine.newer == kNone ? newest_ : entries_[static_cast<size_t>(mine.newer)].older) = mine.older;
   mine.older = mine.newer = kNone;
   --evictable_count_;
+  ages_.remove(PageId{page});
 }
 
 void PrefixCache::evict_oldest() {

@@ -13,6 +13,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "cache/page_ages.h"
 #include "cache/page_id.h"
 #include "cache/page_pool.h"
 #include "cache/prefix_key.h"
@@ -41,6 +42,9 @@ class PrefixCache {
   int32_t free_count() const { return pool_.free_count(); }
   int32_t indexed_count() const { return indexed_count_; }
   int64_t evictions() const { return evictions_; }
+  // Of those that the index alone keeps. The time only tells ages: it decides nothing.
+  const PageAges& ages() const { return ages_; }
+  void set_time(int64_t now_s) { ages_.set_time(now_s); }
 
   // A page for new tokens, evicting if none is free. kExhausted when sequences hold all.
   Result<PageId> acquire();
@@ -87,6 +91,7 @@ class PrefixCache {
 
   const int32_t page_tokens_;
   PagePool pool_;
+  PageAges ages_;
   std::vector<Entry> entries_;     // by page
   std::vector<int32_t> tokens_;    // [page_count, page_tokens], of indexed pages
   std::vector<int32_t> table_;     // open addressing: page or kNone; at most half full

@@ -97,6 +97,16 @@ EngineStats Engine::stats() const {
   return stats;
 }
 
+EngineGlance Engine::glance() {
+  {
+    const std::lock_guard lock(mutex_);
+    look_ = true;
+  }
+  wake_.notify_one();
+  const std::lock_guard lock(glance_mutex_);
+  return glance_;
+}
+
 std::string Engine::failure() const {
   const std::lock_guard lock(mutex_);
   return failure_;
@@ -138,8 +148,14 @@ bool Engine::take_inbox() {
     const auto has_work = [this] {
       return !inbox_.empty() || !cancels_.empty() || !generator_.idle();
     };
-    if (!has_work()) counts_.progress_at_ns.store(0, std::memory_order_relaxed);
-    wake_.wait(lock, [&] { return stop_ || has_work(); });
+    for (;;) {
+      if (!has_work()) counts_.progress_at_ns.store(0, std::memory_order_relaxed);
+      wake_.wait(lock, [&] { return stop_ || look_ || has_work(); });
+      if (!std::exchange(look_, false)) break;
+      lock.unlock();
+      publish_glance();
+      lock.lock();
+    }
     if (!has_work()) return false;
     arrived_.swap(inbox_);
     to_cancel_.swap(cancels_);
@@ -218,6 +234,27 @@ void Engine::forget_ended() {
   }
   ended_ids_.clear();
   ended_.notify_all();
+}
+
+void Engine::publish_glance() {
+  const Scheduler& scheduler = generator_.scheduler();
+  const auto now =
+      std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch());
+  const std::lock_guard lock(glance_mutex_);
+  glance_.running.clear();
+  for (const std::unique_ptr<Sequence>& sequence : scheduler.running()) {
+    const Usage& usage = sequence->usage;
+    glance_.running.push_back({.id = sequence->request.id,
+                               .admitted_at = usage.admitted_at.value_or(TimePoint()),
+                               .replayed_at = usage.replayed_at,
+                               .replays = sequence->replays(),
+                               .decodes = sequence->has_output(),
+                               .computed = sequence->computed,
+                               .cached_tokens = usage.cached_tokens,
+                               .replayed_tokens = usage.replayed_tokens});
+  }
+  glance_.pages_unused = scheduler.cache().free_count();
+  glance_.pages_kept = scheduler.cache().ages().bands(now.count());
 }
 
 void Engine::publish_counts() {

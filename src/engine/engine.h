@@ -21,6 +21,7 @@
 #include "base/result.h"
 #include "engine/executor.h"
 #include "engine/generator.h"
+#include "engine/glance.h"
 #include "engine/request.h"
 
 namespace galley::engine {
@@ -82,6 +83,9 @@ class Engine {
   void cancel(SequenceId id);
 
   EngineStats stats() const;
+  // As it was when the last one was asked for, or a step later; the first is empty. Asks for the
+  // next, and never waits for a step.
+  EngineGlance glance();
   const GeneratorOptions& options() const { return options_; }
   // Why the state is kFailed; empty otherwise.
   std::string failure() const;
@@ -109,6 +113,7 @@ class Engine {
   void fail(const Error& error);
   void forget_ended();
   void publish_counts();
+  void publish_glance();
 
   const GeneratorOptions options_;
   std::atomic<uint64_t> next_id_{1};
@@ -122,7 +127,11 @@ class Engine {
   std::unordered_map<SequenceId, bool> live_;  // id -> cancelled; at most waiting_max
   EngineState state_ = EngineState::kRunning;
   bool stop_ = false;
+  bool look_ = false;  // somebody asked for a glance
   std::string failure_;
+
+  std::mutex glance_mutex_;
+  EngineGlance glance_;
 
   // Of the engine thread.
   Generator generator_;

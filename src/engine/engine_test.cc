@@ -6,6 +6,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <functional>
 #include <future>
 #include <random>
 
@@ -109,6 +110,62 @@ TEST(Engine, ManyThreadsSubmitAndCancel) {
   EXPECT_EQ(stats.finished[static_cast<size_t>(FinishReason::kCancelled)], cancelled);
   EXPECT_EQ(stats.finished[static_cast<size_t>(FinishReason::kLength)],
             kThreads * kEach - cancelled);
+}
+
+// Looks until it sees `wanted`; false after a generous while.
+bool looks_until(Engine& engine, EngineGlance& glance,
+                 const std::function<bool(const EngineGlance&)>& wanted) {
+  for (int i = 0; i < 3000; ++i) {
+    glance = engine.glance();
+    if (wanted(glance)) return true;
+    std::this_thread::sleep_for(milliseconds(10));
+  }
+  return false;
+}
+
+TEST(Engine, AGlanceShowsWhoRunsAndWhatIsKept) {
+  GeneratorOptions options = small_options();
+  options.prefix = PrefixReplay::kBounded;
+  FakeExecutor executor(options);
+  std::promise<void> second;
+  std::promise<void> third;
+  executor.on_collect(
+      [a = second.get_future().share(), b = third.get_future().share()](int64_t step) {
+        if (step == 2) a.wait();
+        if (step == 3) b.wait();
+        return Result<void>();
+      });
+  Engine engine(executor, options);
+  EXPECT_TRUE(engine.glance().running.empty());
+  GenerateRequest request = make_request(engine.next_id());
+  request.prompt.assign(40, 7);  // two steps
+  request.output_tokens_max = 20;
+  const auto sink = std::make_shared<Collector>();
+  ASSERT_TRUE(engine.submit(request, sink).has_value());
+
+  // Asked for while the second step is under way, shown before the third.
+  EngineGlance glance;
+  const auto runs = [](const EngineGlance& seen) { return seen.running.size() == 1; };
+  while (engine.stats().steps == 0) std::this_thread::sleep_for(milliseconds(1));
+  engine.glance();
+  second.set_value();
+  ASSERT_TRUE(looks_until(engine, glance, runs));
+  EXPECT_EQ(glance.running[0].id, request.id);
+  EXPECT_GE(glance.running[0].computed, 32);
+  EXPECT_FALSE(glance.running[0].replays);
+  EXPECT_EQ(glance.running[0].decodes, glance.running[0].computed == 40);
+  EXPECT_LT(glance.pages_unused, options.page_count);
+  third.set_value();
+  ASSERT_TRUE(sink->wait());
+
+  // An idle engine answers too.
+  ASSERT_TRUE(looks_until(engine, glance, std::not_fn(runs)));
+  EXPECT_TRUE(glance.running.empty());
+  int32_t kept = 0;
+  for (const int32_t pages : glance.pages_kept) kept += pages;
+  EXPECT_EQ(kept, 7);  // 59 tokens whose KV is there, 8 a page
+  EXPECT_EQ(kept + glance.pages_unused, options.page_count);
+  EXPECT_EQ(kept, engine.stats().pages_cached);
 }
 
 TEST(Engine, RefusesAtTheDoorAndSaysWhy) {

@@ -121,6 +121,8 @@ struct Usage {
   MissReason miss = MissReason::kOff;
   int32_t differs_at = 0;                // position of the first differing token, kTokenDiffers
   std::optional<TimePoint> admitted_at;  // none: it never ran
+  std::optional<TimePoint>
+      replayed_at;  // when it went on after a hit's replay, if it had steps of that
 };
 
 // One token of one sequence, in the order produced. Spans live until the next step.

@@ -110,11 +110,12 @@ void Scheduler::cancel(SequenceId id) {
 StepPlan Scheduler::plan(TimePoint now) {
   events_.clear();
   starts_.clear();
+  cache_.set_time(std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count());
   end_cancelled();
   end_late(now);
   grow();
   admit(now);
-  plan_rows();
+  plan_rows(now);
   // Whoever runs has a row to compute, and with nobody running somebody can start.
   CHECK(idle() || !plan_.empty());
   if (!plan_.empty()) ++step_id_;
@@ -398,7 +399,7 @@ void Scheduler::start(Sequence& sequence, const PrefixMatch& match, int64_t fres
 
 // --- the step ----------------------------------------------------------------
 
-void Scheduler::plan_rows() {
+void Scheduler::plan_rows(TimePoint now) {
   plan_.clear();
   planned_.clear();
   for (const Owned& sequence : running_) {
@@ -412,6 +413,9 @@ void Scheduler::plan_rows() {
   for (const Owned& sequence : running_) {
     if (budget == 0) break;
     if (sequence->decodes()) continue;
+    if (sequence->replays() && sequence->computed >= sequence->hit) {
+      sequence->usage.replayed_at = now;
+    }
     const int64_t count = std::min(sequence->size() - sequence->computed, budget);
     add_rows(*sequence, count);
     budget -= count;

@@ -69,6 +69,7 @@ class Scheduler {
   int32_t waiting_count() const { return static_cast<int32_t>(waiting_.size()); }
   int32_t available_page_count() const { return cache_.available_count(); }
   const cache::PrefixCache& cache() const { return cache_; }
+  std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
   const SchedulerCounts& counts() const { return counts_; }
   const GeneratorOptions& options() const { return options_; }
 
@@ -101,7 +102,7 @@ class Scheduler {
   bool make_room(int32_t rank, int64_t pages_missing);
   bool all_can_finish(const Sequence& next, int64_t hit, std::span<const cache::PageId> pages);
   void start(Sequence& sequence, const PrefixMatch& match, int64_t fresh_pages, TimePoint now);
-  void plan_rows();
+  void plan_rows(TimePoint now);
   void add_rows(Sequence& sequence, int64_t count);
 
   void preempt(size_t index);

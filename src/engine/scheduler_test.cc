@@ -244,6 +244,31 @@ TEST(Scheduler, TheNextTurnFindsPromptAndAnswer) {
   kitchen.expect_tokens_as_alone();
 }
 
+TEST(Scheduler, AReplayThatTakesStepsHasAnEnd) {
+  for (const PrefixReplay prefix : {PrefixReplay::kBounded, PrefixReplay::kExact}) {
+    GeneratorOptions options = small_options();
+    options.prefix = prefix;
+    options.rows_max = 3;  // fewer than the window
+    Kitchen kitchen(options);
+    kitchen.submit(make_request(1, 60, 1));
+    kitchen.run();
+    EXPECT_EQ(kitchen.usage[1].replayed_at, std::nullopt);
+    kitchen.submit(make_request(2, 60, 2));
+    int64_t steps = 0;
+    int64_t replay_steps = 0;
+    while (!kitchen.generator.idle()) {
+      kitchen.step(TimePoint(seconds(++steps)));
+      const auto running = kitchen.generator.scheduler().running();
+      if (!running.empty() && running[0]->replays()) ++replay_steps;
+    }
+    ASSERT_GT(kitchen.usage[2].replayed_tokens, 3);
+    EXPECT_EQ(kitchen.usage[2].admitted_at, TimePoint(seconds(1)));
+    // The step after the last that replayed.
+    EXPECT_EQ(kitchen.usage[2].replayed_at, TimePoint(seconds(1 + replay_steps)));
+    EXPECT_EQ(replay_steps, (kitchen.usage[2].replayed_tokens + 2) / 3);
+  }
+}
+
 TEST(Scheduler, EveryMissHasItsReason) {
   GeneratorOptions options = small_options();
   options.prefix = PrefixReplay::kBounded;

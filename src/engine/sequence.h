@@ -45,6 +45,8 @@ struct Sequence {
   int64_t prompt_end() const { return static_cast<int64_t>(request.prompt.size()); }
   int64_t length_max() const { return prompt_end() + request.output_tokens_max; }
   bool has_output() const { return size() > prompt_end(); }
+  // Its first steps after a hit, which refill the windows.
+  bool replays() const { return hit > 0 && !has_output() && !usage.replayed_at; }
   // All but the token just produced is computed: one row a step.
   bool decodes() const { return has_output() && computed + 1 == size(); }
 };

@@ -1,0 +1,33 @@
+// What the engine does at one moment, for people to look at.
+//
+// Filled by the engine thread between two steps, and only when somebody asked
+// since the last one: nobody pays for it who does not look.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+#include "cache/page_ages.h"
+#include "engine/request.h"
+
+namespace galley::engine {
+
+struct RunningSequence {
+  SequenceId id{};
+  TimePoint admitted_at;                 // for the first time
+  std::optional<TimePoint> replayed_at;  // as in Usage
+  bool replays = false;
+  bool decodes = false;  // neither: its prompt is being computed
+  int64_t computed = 0;  // tokens whose KV is there
+  int32_t cached_tokens = 0;
+  int32_t replayed_tokens = 0;
+};
+
+struct EngineGlance {
+  std::vector<RunningSequence> running;    // at most sequences_max
+  int32_t pages_unused = 0;                // hold nothing
+  cache::PageAges::Bands pages_kept = {};  // by nobody but the prefix index
+};
+
+}  // namespace galley::engine
