@@ -38,6 +38,24 @@ std::string http_date(int64_t now_s) {
 
 }  // namespace
 
+std::string percent_decode(std::string_view text) {
+  std::string out;
+  for (size_t i = 0; i < text.size(); ++i) {
+    unsigned value = 0;
+    if (text[i] == '%' && i + 2 < text.size()) {
+      const char* begin = text.data() + i + 1;
+      const auto [end, code] = std::from_chars(begin, begin + 2, value, 16);
+      if (code == std::errc() && end == begin + 2) {
+        out += static_cast<char>(value);
+        i += 2;
+        continue;
+      }
+    }
+    out += text[i];
+  }
+  return out;
+}
+
 bool equal_ignoring_case(std::string_view a, std::string_view b) {
   return std::equal(a.begin(), a.end(), b.begin(), b.end(),
                     [](char x, char y) { return lower(x) == lower(y); });

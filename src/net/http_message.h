@@ -37,6 +37,9 @@ struct HttpResponse {
   std::string body = {};
 };
 
+// "%41" as "A"; what is no such escape stays as it is.
+std::string percent_decode(std::string_view text);
+
 bool equal_ignoring_case(std::string_view a, std::string_view b);
 std::string_view status_text(int status);
 

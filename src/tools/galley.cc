@@ -20,6 +20,7 @@ struct Verb {
 constexpr Verb kVerbs[] = {
     {"run", "generate from a prompt, streaming", run_run},
     {"batch", "answer a file of requests, resumable", run_batch},
+    {"serve", "answer over HTTP, in the OpenAI and Anthropic APIs", run_serve},
     {"eval", "bits per byte of texts, accuracy on task sets", run_eval},
     {"doctor", "what a model needs, what fits here, whether its files are whole", run_doctor},
     {"tokenize", "text or messages to token ids and back", run_tokenize},

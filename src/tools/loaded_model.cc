@@ -41,7 +41,7 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const ModelSettings& sett
   return loaded;
 }
 
-Result<void> LoadedModel::start_engine(const EngineSettings& settings) {
+Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings& settings) {
   if (settings.context > config().positions_max) {
     return Error{ErrorCode::kInvalid, "--context " + std::to_string(settings.context) +
                                           " exceeds the model's " +
@@ -53,8 +53,18 @@ Result<void> LoadedModel::start_engine(const EngineSettings& settings) {
       engine::generator_options(config(), settings.sequences, settings.rows, context);
   options.replay = TRY(parse_replay(settings.replay));
   executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
+  return options;
+}
+
+Result<void> LoadedModel::start_engine(const EngineSettings& settings) {
+  const engine::GeneratorOptions options = TRY(make_executor(settings));
   generator_ = std::make_unique<engine::Generator>(*executor_, options);
   return {};
+}
+
+Result<std::unique_ptr<engine::Engine>> LoadedModel::make_engine(const EngineSettings& settings) {
+  const engine::GeneratorOptions options = TRY(make_executor(settings));
+  return std::make_unique<engine::Engine>(*executor_, options);
 }
 
 int64_t peak_memory_bytes() {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "base/result.h"
+#include "engine/engine.h"
 #include "engine/generator.h"
 #include "engine/local_executor.h"
 #include "model/model.h"
@@ -45,9 +46,14 @@ class LoadedModel {
 
   // Builds executor and generator; call once.
   Result<void> start_engine(const EngineSettings& settings);
+  // Builds the executor and an engine on a thread of its own, which must end before this model
+  // does; call once, and instead of the above.
+  Result<std::unique_ptr<engine::Engine>> make_engine(const EngineSettings& settings);
   engine::Generator& generator() { return *generator_; }
 
  private:
+  Result<engine::GeneratorOptions> make_executor(const EngineSettings& settings);
+
   explicit LoadedModel(model::Tokenizer tokenizer) : tokenizer_(std::move(tokenizer)) {}
 
   std::string directory_;

@@ -8,6 +8,7 @@ namespace galley::tools {
 
 int run_run(int argc, char** argv);
 int run_batch(int argc, char** argv);
+int run_serve(int argc, char** argv);
 int run_eval(int argc, char** argv);
 int run_tokenize(int argc, char** argv);
 int run_bench(int argc, char** argv);
