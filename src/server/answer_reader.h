@@ -1,5 +1,5 @@
-// The tokens of one choice to what happens to its answer: text without control
-// tokens, ended by the first stop text.
+// The tokens of one choice to what happens to its answer: plain text for a
+// completion, reasoning, content and calls for a conversation.
 #pragma once
 
 #include <cstdint>
@@ -9,6 +9,7 @@
 
 #include "model/tokenizer.h"
 #include "serve/answer_event.h"
+#include "serve/answer_parser.h"
 #include "serve/codec.h"
 #include "serve/stop_text.h"
 
@@ -22,8 +23,8 @@ class AnswerReader {
   virtual void push(int32_t token, std::vector<serve::AnswerEvent>& out) = 0;
   // What was held back, and the end. `reason` counts when no stop text came before.
   virtual void finish(serve::AnswerFinish reason, std::vector<serve::AnswerEvent>& out) = 0;
-  // A stop text came: finish, and want no more tokens.
-  virtual bool stopped() const = 0;
+  // Nothing that comes will be handed on: finish, and want no more tokens.
+  virtual bool done() const = 0;
   virtual bool in_reasoning() const = 0;
 };
 
@@ -48,7 +49,7 @@ class PlainAnswerReader : public AnswerReader {
                                         std::string()});
   }
 
-  bool stopped() const override { return stop_.stopped(); }
+  bool done() const override { return stop_.stopped(); }
   bool in_reasoning() const override { return false; }
 
  private:
@@ -59,6 +60,30 @@ class PlainAnswerReader : public AnswerReader {
   model::StreamDecoder decoder_;
   const serve::ChatCodec* codec_;
   serve::StopText stop_;
+};
+
+// The assistant's turn of a conversation.
+class TurnReader : public AnswerReader {
+ public:
+  TurnReader(const model::Tokenizer& tokenizer, const serve::ChatCodec& codec,
+             serve::AnswerOptions options)
+      : parser_(tokenizer, codec, std::move(options)) {}
+
+  void push(int32_t token, std::vector<serve::AnswerEvent>& out) override {
+    add(parser_.push(token), out);
+  }
+  void finish(serve::AnswerFinish reason, std::vector<serve::AnswerEvent>& out) override {
+    add(parser_.finish(reason), out);
+  }
+  bool done() const override { return parser_.done(); }
+  bool in_reasoning() const override { return parser_.in_reasoning(); }
+
+ private:
+  static void add(std::vector<serve::AnswerEvent> events, std::vector<serve::AnswerEvent>& out) {
+    for (serve::AnswerEvent& event : events) out.push_back(std::move(event));
+  }
+
+  serve::AnswerParser parser_;
 };
 
 }  // namespace galley::server

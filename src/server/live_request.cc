@@ -35,6 +35,14 @@ const char* finish_word(serve::AnswerFinish reason) {
   return "error";
 }
 
+// As words that live as long as the program.
+const char* finish_literal(std::string_view finish) {
+  for (const char* word : {"stop", "length", "abort"}) {
+    if (finish == word) return word;
+  }
+  return "error";
+}
+
 }  // namespace
 
 LiveRequest::LiveRequest(KitchenDoor& door, std::unique_ptr<Call> call, serve::ApiRequest request,
@@ -64,6 +72,14 @@ LiveRequest::~LiveRequest() { CHECK(sequences_left_ == 0); }
 
 Result<void> LiveRequest::submit() {
   submitted_ = Clock::now();
+  if (door_->board != nullptr) {
+    const bool is_batch = request_.priority != engine::Priority::kInteractive;
+    ticket_ = door_->board->open({.id = call_->id,
+                                  .priority = is_batch ? "batch" : "interactive",
+                                  .prompt_tokens = choices_.front().usage.prompt_tokens,
+                                  .output_tokens_max = output_tokens_max_},
+                                 door_->clock_ms(submitted_));
+  }
   for (size_t i = 0; i < to_submit_.size(); ++i) {
     TRY(door_->engine->submit(std::move(to_submit_[i]),
                               door_->mailbox->sink(this, static_cast<int32_t>(i))));
@@ -122,7 +138,7 @@ void LiveRequest::digest(const Mail& mail) {
       if (request_.sampling.logprob) add_logprobs(mail, reasoning);
     }
   }
-  if (choice.reader->stopped()) return end_choice(mail.choice, serve::AnswerFinish::kStopText);
+  if (choice.reader->done()) return end_choice(mail.choice, serve::AnswerFinish::kStop);
   switch (mail.finish) {
     case engine::FinishReason::kNone:
       return emit(mail.choice);
@@ -141,6 +157,14 @@ void LiveRequest::digest(const Mail& mail) {
 }
 
 void LiveRequest::measure(Choice& choice, const Mail& mail) const {
+  const bool is_first = &choice == &choices_.front();
+  if (!choice.first_token && is_first && ticket_ != nullptr) {
+    const int64_t admitted = door_->clock_ms(mail.usage.admitted_at.value_or(mail.at));
+    ticket_->set_hit(mail.usage.cached_tokens, mail.usage.replayed_tokens);
+    ticket_->enter(serve::KitchenPhase::kPrefill, admitted);
+    ticket_->enter(serve::KitchenPhase::kDecode, door_->clock_ms(mail.at));
+  }
+  if (ticket_ != nullptr) ticket_->add_output(1);
   if (!choice.first_token) {
     choice.first_token = mail.at;
   } else {
@@ -272,6 +296,8 @@ void LiveRequest::end(int status, std::string finish, std::string problem) {
   outcome_.usage = usage();
   outcome_.timing = timing();
   outcome_.timing.finish = outcome_.finish;
+  if (ticket_ != nullptr)
+    ticket_->close(finish_literal(outcome_.finish), door_->clock_ms(Clock::now()));
 }
 
 serve::AnswerUsage LiveRequest::usage() const {

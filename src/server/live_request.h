@@ -19,6 +19,7 @@
 #include "serve/answer_event.h"
 #include "serve/api_answer.h"
 #include "serve/api_request.h"
+#include "serve/kitchen_board.h"
 #include "server/answer_reader.h"
 #include "server/call.h"
 #include "server/serving_metrics.h"
@@ -32,7 +33,13 @@ struct KitchenDoor {
   const model::Tokenizer* tokenizer = nullptr;
   TokenMailbox* mailbox = nullptr;
   ServingMetrics* metrics = nullptr;
+  serve::KitchenBoard* board = nullptr;
+  engine::TimePoint started;  // from when the board counts its milliseconds
   size_t backlog_max = 4096;  // tokens that wait for a slow client, then it is cut
+
+  int64_t clock_ms(engine::TimePoint time) const {
+    return std::chrono::duration_cast<std::chrono::milliseconds>(time - started).count();
+  }
 };
 
 // One sequence to run.
@@ -123,9 +130,9 @@ class LiveRequest {
   bool streaming_ = false;  // the head is sent
   bool ended_ = false;
   int64_t output_tokens_max_ = 0;
+  std::shared_ptr<serve::OpenTicket> ticket_;  // shared with the board, which shows it for a while
   TimePoint submitted_;
   TimePoint last_sent_;
-  TimePoint last_token_;
   Outcome outcome_;
 };
 

@@ -4,6 +4,8 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "serve/page_asset.h"
+
 namespace galley::server {
 namespace {
 
@@ -58,11 +60,20 @@ std::span<const Service::Route> Service::routes() {
       {"GET", "/v1/models", kInfer, false, false, &S::get_models},
       {"GET", "/models", kInfer, false, false, &S::get_models},
       {"GET", "/v1/models/*", kInfer, false, false, &S::get_model},
+      {"POST", "/v1/chat/completions", kInfer, false, true, &S::post_chat},
+      {"POST", "/chat/completions", kInfer, false, true, &S::post_chat},
+      {"POST", "/v1/responses", kInfer, false, true, &S::post_responses},
+      {"POST", "/responses", kInfer, false, true, &S::post_responses},
+      {"POST", "/v1/messages", kInfer, false, true, &S::post_messages},
+      {"POST", "/anthropic/v1/messages", kInfer, false, true, &S::post_messages},
+      {"POST", "/v1/messages/count_tokens", kInfer, false, true, &S::post_count_tokens},
+      {"POST", "/anthropic/v1/messages/count_tokens", kInfer, false, true, &S::post_count_tokens},
       {"POST", "/v1/completions", kInfer, false, true, &S::post_completions},
       {"POST", "/completions", kInfer, false, true, &S::post_completions},
       {"POST", "/beta/completions", kInfer, false, true, &S::post_completions},
       {"POST", "/tokenize", kInfer, false, true, &S::post_tokenize},
       {"POST", "/detokenize", kInfer, false, true, &S::post_detokenize},
+      {"GET", "/kitchen/state", Scope::kAdmin, false, false, &S::get_kitchen},
   };
   return kRoutes;
 }
@@ -79,6 +90,8 @@ Service::Service(net::EventLoop& loop, ServiceOptions options, EventLog& log, Ga
       workers_(std::make_unique<Workers>(options_.worker_threads, options_.worker_queue_max)) {
   door_.metrics = &metrics_;
   door_.mailbox = &mailbox_;
+  door_.board = &board_;
+  door_.started = Clock::now();
   loop_->every(kTick, [this] { tick(); });
 }
 
@@ -145,6 +158,10 @@ void Service::dispatch(std::unique_ptr<Call> call) {
     if (!let_in(call, route)) return;
     (this->*route.function)(std::move(call));
     return;
+  }
+  if (method == "GET" && serve::find_page_asset(request.path) != nullptr) {
+    call->route = "/";
+    return get_page(std::move(call));
   }
   if (!allowed.empty()) {
     call->fields.push_back({"Allow", allowed});

@@ -26,6 +26,7 @@
 #include "serve/api_models.h"
 #include "serve/api_request.h"
 #include "serve/codec.h"
+#include "serve/kitchen_board.h"
 #include "server/call.h"
 #include "server/event_log.h"
 #include "server/gate.h"
@@ -109,6 +110,7 @@ class Service {
   struct Prepared {
     serve::ApiRequest request;
     std::vector<std::vector<int32_t>> prompts;
+    serve::AnswerStart start = serve::AnswerStart::kContent;  // of a conversation's answer
     std::vector<std::string> echo_texts;
     std::string body;  // of an answer that needs no model run; else empty
   };
@@ -141,8 +143,14 @@ class Service {
   void get_models(std::unique_ptr<Call> call);
   void get_model(std::unique_ptr<Call> call);
   void post_completions(std::unique_ptr<Call> call);
+  void post_chat(std::unique_ptr<Call> call);
+  void post_responses(std::unique_ptr<Call> call);
+  void post_messages(std::unique_ptr<Call> call);
+  void post_count_tokens(std::unique_ptr<Call> call);
   void post_tokenize(std::unique_ptr<Call> call);
   void post_detokenize(std::unique_ptr<Call> call);
+  void get_page(std::unique_ptr<Call> call);
+  void get_kitchen(std::unique_ptr<Call> call);
 
   // Generation: on a worker, then on the loop again.
   using Prepare = std::function<Result<Prepared>()>;
@@ -151,9 +159,12 @@ class Service {
   std::optional<serve::ApiError> check_fit(const Prepared& prepared) const;
   std::optional<serve::ApiError> check_model(std::string_view name) const;
   Result<Prepared> prepare_completion(const std::string& body) const;
+  Result<Prepared> prepare_conversation(Result<serve::ApiRequest> parsed) const;
+  Result<Prepared> prepare_count(const std::string& body) const;
   Result<Prepared> prepare_tokenize(const std::string& body) const;
   Result<Prepared> prepare_detokenize(const std::string& body) const;
-  std::vector<Order> make_orders(Prepared& prepared, const Call& call);
+  std::vector<Order> make_orders(const Prepared& prepared, const Call& call);
+  std::unique_ptr<AnswerReader> make_reader(const Prepared& prepared);
   // Runs `work` on a worker and `then` with its result on the loop.
   void on_worker(std::unique_ptr<Call> call, Prepare work,
                  void (Service::*then)(std::unique_ptr<Call>, Result<Prepared>));
@@ -177,6 +188,7 @@ class Service {
   int64_t created_s_;
   std::mt19937_64 random_;
 
+  serve::KitchenBoard board_;
   KitchenDoor door_;
   std::unordered_map<LiveRequest*, std::unique_ptr<LiveRequest>> live_;
   size_t preparing_ = 0;

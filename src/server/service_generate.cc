@@ -39,6 +39,43 @@ void Service::post_completions(std::unique_ptr<Call> call) {
       &Service::start);
 }
 
+void Service::post_chat(std::unique_ptr<Call> call) {
+  std::string body = std::move(call->exchange->request().body);
+  on_worker(
+      std::move(call),
+      [this, body = std::move(body)] {
+        return prepare_conversation(serve::parse_chat_request(body, options_.defaults));
+      },
+      &Service::start);
+}
+
+void Service::post_responses(std::unique_ptr<Call> call) {
+  std::string body = std::move(call->exchange->request().body);
+  on_worker(
+      std::move(call),
+      [this, body = std::move(body)] {
+        return prepare_conversation(serve::parse_responses_request(body, options_.defaults));
+      },
+      &Service::start);
+}
+
+void Service::post_messages(std::unique_ptr<Call> call) {
+  std::string body = std::move(call->exchange->request().body);
+  on_worker(
+      std::move(call),
+      [this, body = std::move(body)] {
+        return prepare_conversation(serve::parse_messages_request(body, options_.defaults));
+      },
+      &Service::start);
+}
+
+void Service::post_count_tokens(std::unique_ptr<Call> call) {
+  std::string body = std::move(call->exchange->request().body);
+  on_worker(
+      std::move(call), [this, body = std::move(body)] { return prepare_count(body); },
+      &Service::reply_prepared);
+}
+
 void Service::post_tokenize(std::unique_ptr<Call> call) {
   std::string body = std::move(call->exchange->request().body);
   on_worker(
@@ -80,6 +117,25 @@ Result<Service::Prepared> Service::prepare_completion(const std::string& body) c
   if (!prepared.request.output_tokens_max) {
     prepared.request.output_tokens_max = kCompletionTokens;
   }
+  return prepared;
+}
+
+Result<Service::Prepared> Service::prepare_conversation(Result<serve::ApiRequest> parsed) const {
+  Prepared prepared;
+  if (!parsed) return parsed.error();
+  prepared.request = std::move(*parsed);
+  serve::Prompt prompt = TRY(model_->codec->encode(*prepared.request.conversation));
+  prepared.prompts.push_back(std::move(prompt.ids));
+  prepared.start = prompt.start;
+  return prepared;
+}
+
+Result<Service::Prepared> Service::prepare_count(const std::string& body) const {
+  const serve::ApiRequest request =
+      TRY(serve::parse_messages_request(body, options_.defaults, serve::MessagesUse::kCount));
+  const serve::Prompt prompt = TRY(model_->codec->encode(*request.conversation));
+  Prepared prepared;
+  prepared.body = serve::count_tokens_body(static_cast<int64_t>(prompt.ids.size()));
   return prepared;
 }
 
@@ -136,7 +192,24 @@ std::optional<serve::ApiError> Service::check_fit(const Prepared& prepared) cons
   return std::nullopt;
 }
 
-std::vector<Order> Service::make_orders(Prepared& prepared, const Call& call) {
+std::unique_ptr<AnswerReader> Service::make_reader(const Prepared& prepared) {
+  const serve::ApiRequest& asked = prepared.request;
+  if (!asked.conversation) {
+    return std::make_unique<PlainAnswerReader>(*model_->tokenizer, *model_->codec,
+                                               asked.stop_texts);
+  }
+  serve::AnswerOptions options;
+  options.start = prepared.start;
+  options.tools = !asked.conversation->tools.empty() &&
+                  asked.conversation->tool_choice != serve::ToolChoice::kNone;
+  options.json = !asked.conversation->response_format.empty();
+  options.stops = asked.stop_texts;
+  options.call_id_prefix =
+      (asked.api == serve::Api::kMessages ? "toolu_" : "call_") + random_hex(random_, 16) + "_";
+  return std::make_unique<TurnReader>(*model_->tokenizer, *model_->codec, std::move(options));
+}
+
+std::vector<Order> Service::make_orders(const Prepared& prepared, const Call& call) {
   const serve::ApiRequest& asked = prepared.request;
   const uint64_t seed = asked.seed ? *asked.seed : random_();
   const std::string who = call.guest ? call.guest->name() : "";

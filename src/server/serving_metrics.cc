@@ -187,6 +187,18 @@ void ServingMetrics::observe(const FinishedRequest& request) {
   if (request.decode_s >= 0) decode_.observe(request.decode_s);
 }
 
+void ServingMetrics::fill(serve::KitchenTotals& totals) const {
+  totals.prompt_tokens = static_cast<int64_t>(prompt_tokens_);
+  totals.cached_tokens = static_cast<int64_t>(cached_tokens_);
+  totals.replayed_tokens = static_cast<int64_t>(replayed_tokens_);
+  for (const auto& [reason, count] : finished_) {
+    totals.finished.emplace_back(reason, static_cast<int64_t>(count));
+  }
+  for (const auto& [reason, count] : misses_) {
+    totals.misses.emplace_back(reason, static_cast<int64_t>(count));
+  }
+}
+
 std::string ServingMetrics::text(const engine::EngineStats* engine,
                                  const net::ServerCounts& connections, bool ready) const {
   Families families(model_name_);

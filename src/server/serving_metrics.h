@@ -15,6 +15,7 @@
 
 #include "engine/engine.h"
 #include "net/server.h"
+#include "serve/kitchen_state.h"
 
 namespace galley::server {
 
@@ -64,6 +65,9 @@ class ServingMetrics {
   void count_rejection(std::string_view reason);
   void observe(const FinishedRequest& request);
   void observe_token_gap(double seconds) { token_gap_.observe(seconds); }
+
+  // What the web page shows of the same counts.
+  void fill(serve::KitchenTotals& totals) const;
 
   // The text format. Gauges are read now; without an engine the model is still loading.
   std::string text(const engine::EngineStats* engine, const net::ServerCounts& connections,
