@@ -46,7 +46,7 @@ class PlainAnswerReader : public AnswerReader {
       add(stop_.finish(), out);
     }
     out.emplace_back(serve::FinishEvent{stop_.stopped() ? serve::AnswerFinish::kStopText : reason,
-                                        std::string()});
+                                        stop_.stop()});
   }
 
   bool done() const override { return stop_.stopped(); }

@@ -134,8 +134,8 @@ void LiveRequest::digest(const Mail& mail) {
     ++choice.output_tokens;
     if (reasoning) ++choice.reasoning_tokens;
     if (!is_end_token) {
-      choice.reader->push(mail.token, events_);
       if (request_.sampling.logprob) add_logprobs(mail, reasoning);
+      choice.reader->push(mail.token, events_);
     }
   }
   if (choice.reader->done()) return end_choice(mail.choice, serve::AnswerFinish::kStop);

@@ -233,8 +233,7 @@ std::vector<Order> Service::make_orders(const Prepared& prepared, const Call& ca
       order.request.tenant = std::hash<std::string>()(who + '\n' + asked.user);
       order.request.cache_namespace = who;
       if (options_.deadline.count() > 0) order.request.deadline = call.arrived + options_.deadline;
-      order.reader =
-          std::make_unique<PlainAnswerReader>(*model_->tokenizer, *model_->codec, asked.stop_texts);
+      order.reader = make_reader(prepared);
       orders.push_back(std::move(order));
     }
   }
