@@ -58,14 +58,16 @@ void Service::get_kitchen(std::unique_ptr<Call> call) {
     state.last_step_us = microseconds(stats.last_step_time);
     state.totals.steps = stats.steps;
     state.totals.step_us = microseconds(stats.step_time);
-    state.totals.prefill_rows = stats.prefill_rows;
-    state.totals.decode_rows = stats.decode_rows;
+    state.totals.prefill_rows = stats.rows.prefill_rows;
+    state.totals.replay_rows = stats.rows.replay_rows;
+    state.totals.decode_rows = stats.rows.decode_rows;
     state.totals.output_tokens = stats.output_tokens;
     serve::KitchenTier device;
     device.name = "device";
     device.page_count = stats.page_count;
     device.free_pages = stats.pages_free;
     device.held_pages = stats.page_count - stats.pages_free;
+    device.cached = {{.under_s = 0, .pages = stats.pages_cached}};
     state.tiers.push_back(std::move(device));
   }
   metrics_.fill(state.totals);

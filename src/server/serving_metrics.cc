@@ -124,8 +124,12 @@ void add_engine(const engine::EngineStats& stats, Families& families) {
   families.counter("galley:engine_step_seconds_total", "Time of all steps together.",
                    std::chrono::duration<double>(stats.step_time).count());
   families.counters("galley:engine_rows_total", "Rows computed, by kind.",
-                    {{{{"kind", "prefill"}}, static_cast<double>(stats.prefill_rows)},
-                     {{{"kind", "decode"}}, static_cast<double>(stats.decode_rows)}});
+                    {{{{"kind", "prefill"}}, static_cast<double>(stats.rows.prefill_rows)},
+                     {{{"kind", "replay"}}, static_cast<double>(stats.rows.replay_rows)},
+                     {{{"kind", "recomputed"}}, static_cast<double>(stats.rows.recomputed_rows)},
+                     {{{"kind", "decode"}}, static_cast<double>(stats.rows.decode_rows)}});
+  families.counter("galley:cache_evictions_total", "Pages of the prefix cache given up.",
+                   static_cast<double>(stats.evictions));
   families.gauge("galley:engine_since_progress_seconds",
                  "Since the last step ended while there is work; 0 when idle.",
                  std::chrono::duration<double>(stats.since_progress).count());

@@ -10,7 +10,7 @@ import unittest
 
 from galley_program import BINARY, MODEL, GalleyTest
 
-VERBS = ["run", "batch", "eval", "tokenize", "bench", "verify", "doctor"]
+VERBS = ["run", "batch", "serve", "eval", "tokenize", "bench", "verify", "doctor"]
 
 
 class Program(GalleyTest):
