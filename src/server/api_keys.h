@@ -26,9 +26,9 @@ namespace galley::server {
 enum class Scope : uint8_t { kInfer = 1, kBatch = 2, kAdmin = 4 };
 
 struct KeyLimits {
-  std::optional<int64_t> concurrency;
-  std::optional<int64_t> requests_per_minute;
-  std::optional<int64_t> tokens_per_minute;
+  std::optional<int64_t> concurrency = {};
+  std::optional<int64_t> requests_per_minute = {};
+  std::optional<int64_t> tokens_per_minute = {};
 };
 
 using Digest = std::array<unsigned char, 32>;

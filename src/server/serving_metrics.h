@@ -48,7 +48,7 @@ struct FinishedRequest {
   int64_t preemptions = 0;
   int64_t choices = 1;
   int64_t output_tokens_max = 0;
-  std::string_view miss_reason;
+  std::string_view miss_reason = {};
   // Seconds; below nothing: never got so far.
   double queue_s = -1;
   double prefill_s = -1;
