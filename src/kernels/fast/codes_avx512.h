@@ -24,6 +24,8 @@ struct Tables {
   alignas(64) uint16_t fp4_order[32];
   // Lane l of chunk j of four takes scale 4 j + l / 4.
   alignas(64) uint32_t spread_scale[4][16];
+  // Left rotations that bring byte l / 4 of lane l to an f32's exponent.
+  alignas(64) uint32_t rotate_scale[16];
 };
 
 constexpr uint16_t bf16_of_e4m3(unsigned code) {
@@ -49,8 +51,9 @@ constexpr Tables make_tables() {
     t.fp8_high[i] = static_cast<uint8_t>(bf16_of_e4m3(i) >> 8);
     t.fp8_low[i] = static_cast<uint8_t>(bf16_of_e4m3(i) & 255U);
   }
-  for (unsigned j = 0; j < 4; ++j) {
-    for (unsigned l = 0; l < 16; ++l) t.spread_scale[j][l] = 4 * j + l / 4;
+  for (unsigned l = 0; l < 16; ++l) {
+    for (unsigned j = 0; j < 4; ++j) t.spread_scale[j][l] = 4 * j + l / 4;
+    t.rotate_scale[l] = (23 + 32 - 8 * (l / 4)) % 32;
   }
   return t;
 }
@@ -78,6 +81,22 @@ GALLEY_INLINE __m512 decode_scales(__m128i bytes) {
       _mm512_setzero_si512());  // b = 0 or 255
   return _mm512_castsi512_ps(
       _mm512_mask_or_epi32(shifted, ends, shifted, _mm512_set1_epi32(0x400000)));
+}
+
+// Scale bytes of `count` rows, `blocks` each, to one vector a chunk.
+inline void spread_scales(const uint8_t* scale, int64_t blocks, int64_t count, float* out) {
+  const int64_t chunks = (blocks + 3) / 4;
+  for (int64_t c = 0; c < count; ++c) {
+    for (int64_t first = 0; first < chunks; first += 4) {
+      const auto some = static_cast<__mmask16>(first_bits(blocks - 4 * first));
+      const __m512 scales =
+          decode_scales(_mm_maskz_loadu_epi8(some, scale + c * blocks + 4 * first));
+      for (int64_t chunk = first; chunk < first + 4 && chunk < chunks; ++chunk) {
+        const __m512i spread = load_table(kTables.spread_scale[chunk - first]);
+        _mm512_store_ps(out + (c * chunks + chunk) * 16, _mm512_permutexvar_ps(spread, scales));
+      }
+    }
+  }
 }
 
 // --- unpacking a chunk ---------------------------------------------------------

@@ -2,10 +2,9 @@
 //
 // A chunk of 128 channels is four vectors of 32 bf16; lane l of all four belongs to
 // the 32-channel group l / 4, so one f32 vector carries the chunk's scales.
-// Floor: one pass over the weights' bytes for up to three rows; for many rows the
-// bf16 dot rate. What limits it: at one row the unpacking (fp4: 13 instructions per
-// 64 bytes, fp8: 19 per 128); at many rows one multiply-add by the scale for every
-// four dots.
+// Many rows here: weights are unpacked into a panel, in the order of few_rows.h's sums.
+// Floor: the bf16 dot rate. What limits it: one multiply-add by the scale for every four
+// dots, and the panel's unpacking at a dozen rows.
 #include <immintrin.h>
 
 #include <algorithm>
@@ -14,6 +13,7 @@
 #include "base/check.h"
 #include "kernels/fast/codes_avx512.h"
 #include "kernels/fast/dot.h"
+#include "kernels/fast/few_rows.h"
 #include "kernels/fast/fold_avx512.h"
 #include "kernels/fast/quantise.h"
 #include "kernels/fast/simd.h"
@@ -21,204 +21,13 @@
 namespace galley::kernels::GALLEY_ISA {
 namespace {
 
-// Rows of x that share weights unpacked in registers.
-constexpr int64_t kFusedRows = 8;
 constexpr int64_t kPanelOutputs = 16;
-
-// --- a few rows: weights unpacked in registers -----------------------------------
-
-// The lanes of one chunk against one row of x.
-GALLEY_INLINE __m512 chunk_dot(const Chunk& w, const uint16_t* x) {
-  __m512 t = dot_pairs(_mm512_setzero_ps(), w.v[0], _mm512_loadu_si512(x));
-  t = dot_pairs(t, w.v[1], _mm512_loadu_si512(x + 32));
-  t = dot_pairs(t, w.v[2], _mm512_loadu_si512(x + 64));
-  return dot_pairs(t, w.v[3], _mm512_loadu_si512(x + 96));
-}
 
 struct RowsOfX {
   const uint16_t* const* x;
   float* sums;  // [row * stride + output]
   int64_t stride;
 };
-
-// Chunks [begin, end) of `chunks`; lanes wait in `carry` between two such spans.
-struct Span {
-  int64_t begin;
-  int64_t end;
-  int64_t chunks;
-  float* carry;  // [R][C][16]
-};
-
-template <int R, int C>
-GALLEY_INLINE void start_sums(__m512 (&sum)[R][C], const Span& span) {
-#pragma GCC unroll 32
-  for (int i = 0; i < R * C; ++i) {
-    sum[i / C][i % C] = span.begin == 0 ? _mm512_setzero_ps() : _mm512_load_ps(span.carry + 16 * i);
-  }
-}
-
-template <int R, int C>
-GALLEY_INLINE void finish_sums(const __m512 (&sum)[R][C], const Span& span, const RowsOfX& rows) {
-  if (span.end == span.chunks) {
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) fold_and_store<C>(sum[r], rows.sums + r * rows.stride);
-    return;
-  }
-#pragma GCC unroll 32
-  for (int i = 0; i < R * C; ++i) _mm512_store_ps(span.carry + 16 * i, sum[i / C][i % C]);
-}
-
-// Weights are asked into the second cache well ahead: the hardware follows lines within a
-// page, not from row to row, and the first cache has too few misses in flight for memory's
-// latency. Few rows stream straight through memory; more take spans, row after row.
-// Measured on Zen 4 with 5120 channels, one thread: 14.5 -> 21 GB/s (fp8), 11.8 -> 15 (fp4).
-template <int R, int C>
-GALLEY_INLINE void prefetch_weights(const void* at, int64_t row_bytes) {
-  constexpr int64_t kStreamAhead = 20480;
-  _mm_prefetch(static_cast<const char*>(at) + (R <= 2 ? kStreamAhead : C * row_bytes), _MM_HINT_T1);
-}
-
-// Adds one chunk of C weight rows; kWhole: all of its 128 channels exist.
-template <int R, int C, bool kWhole>
-GALLEY_INLINE void add_fp4(__m512 (&sum)[R][C], const uint8_t* w, int64_t row_bytes, int64_t chunk,
-                           const __m512 (&scales)[C], __m512i spread, __m512i table,
-                           const uint16_t* const* x) {
-  Chunk unpacked[C];
-  __m512 s[C];
-#pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
-    const uint8_t* at = w + c * row_bytes + 64 * chunk;
-    prefetch_weights<R, C>(at, row_bytes);
-    const __m512i raw = kWhole ? _mm512_loadu_si512(at)
-                               : _mm512_maskz_loadu_epi8(first_bits(row_bytes - 64 * chunk), at);
-    unpacked[c] = unpack_fp4(raw, table);
-    s[c] = _mm512_permutexvar_ps(spread, scales[c]);
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      sum[r][c] = _mm512_fmadd_ps(chunk_dot(unpacked[c], x[r] + chunk * kChunk), s[c], sum[r][c]);
-    }
-  }
-}
-
-template <int R, int C>
-GALLEY_INLINE void fused_fp4(const uint8_t* w, const uint8_t* scale, int64_t k, const Span& span,
-                             const RowsOfX& rows) {
-  const int64_t row_bytes = k / 2;
-  const int64_t blocks = (k + 31) / 32;
-  const __m512i table = load_table(kTables.fp4);
-  const uint16_t* x[R];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) x[r] = rows.x[r];
-  __m512 sum[R][C];
-  start_sums<R, C>(sum, span);
-  int64_t first = span.begin;  // a multiple of 4
-  for (; first + 4 <= span.end && (first + 4) * kChunk <= k; first += 4) {
-    __m512 scales[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      scales[c] = decode_scales(
-          _mm_loadu_si128(reinterpret_cast<const __m128i*>(scale + c * blocks + 4 * first)));
-    }
-#pragma GCC unroll 4
-    for (int j = 0; j < 4; ++j) {
-      add_fp4<R, C, true>(sum, w, row_bytes, first + j, scales, load_table(kTables.spread_scale[j]),
-                          table, x);
-    }
-  }
-  if (first < span.end) {
-    __m512 scales[C];
-    const auto some = static_cast<__mmask16>(first_bits(blocks - 4 * first));
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      scales[c] = decode_scales(_mm_maskz_loadu_epi8(some, scale + c * blocks + 4 * first));
-    }
-    for (int64_t chunk = first; chunk < span.end; ++chunk) {
-      const __m512i spread = load_table(kTables.spread_scale[chunk - first]);
-      if ((chunk + 1) * kChunk <= k) {
-        add_fp4<R, C, true>(sum, w, row_bytes, chunk, scales, spread, table, x);
-      } else {
-        add_fp4<R, C, false>(sum, w, row_bytes, chunk, scales, spread, table, x);
-      }
-    }
-  }
-  finish_sums<R, C>(sum, span, rows);
-}
-
-template <int R, int C, bool kWhole>
-GALLEY_INLINE void add_fp8(__m512 (&sum)[R][C], const uint8_t* w, int64_t k, int64_t chunk,
-                           const float* scales, const Fp8Table& table, const uint16_t* const* x) {
-  const __m512 s = _mm512_load_ps(scales + 16 * chunk);
-  Chunk unpacked[C];
-#pragma GCC unroll 8
-  for (int c = 0; c < C; ++c) {
-    const uint8_t* at = w + c * k + kChunk * chunk;
-    prefetch_weights<R, C>(at, k);
-    prefetch_weights<R, C>(at + 64, k);
-    if constexpr (kWhole) {
-      unpacked[c] = unpack_fp8(_mm512_loadu_si512(at), _mm512_loadu_si512(at + 64), table);
-    } else {
-      const int64_t left = k - kChunk * chunk;
-      unpacked[c] = unpack_fp8(_mm512_maskz_loadu_epi8(first_bits(left), at),
-                               _mm512_maskz_loadu_epi8(first_bits(left - 64), at + 64), table);
-    }
-  }
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      sum[r][c] = _mm512_fmadd_ps(chunk_dot(unpacked[c], x[r] + chunk * kChunk), s, sum[r][c]);
-    }
-  }
-}
-
-// `scales`: one vector a chunk, of the tile these rows lie in.
-template <int R, int C>
-GALLEY_INLINE void fused_fp8(const uint8_t* w, const float* scales, int64_t k, const Span& span,
-                             const RowsOfX& rows) {
-  const Fp8Table table = load_fp8_table();
-  const uint16_t* x[R];
-#pragma GCC unroll 8
-  for (int r = 0; r < R; ++r) x[r] = rows.x[r];
-  __m512 sum[R][C];
-  start_sums<R, C>(sum, span);
-  int64_t chunk = span.begin;
-  for (; chunk < span.end && (chunk + 1) * kChunk <= k; ++chunk) {
-    add_fp8<R, C, true>(sum, w, k, chunk, scales, table, x);
-  }
-  for (; chunk < span.end; ++chunk) add_fp8<R, C, false>(sum, w, k, chunk, scales, table, x);
-  finish_sums<R, C>(sum, span, rows);
-}
-
-template <int R, int C>
-GALLEY_INLINE void fused_bf16(const uint16_t* w, int64_t k, const Span& span, const RowsOfX& rows) {
-  __m512 sum[R][C];
-  start_sums<R, C>(sum, span);
-  for (int64_t chunk = span.begin; chunk < span.end; ++chunk) {
-    const int64_t left = k - kChunk * chunk;
-    Chunk loaded[C];
-#pragma GCC unroll 8
-    for (int c = 0; c < C; ++c) {
-      const uint16_t* at = w + c * k + kChunk * chunk;
-#pragma GCC unroll 4
-      for (int n = 0; n < kVectors; ++n) {
-        _mm_prefetch(reinterpret_cast<const char*>(at + C * k + 32 * n), _MM_HINT_T1);
-        loaded[c].v[n] = _mm512_maskz_loadu_epi16(static_cast<__mmask32>(first_bits(left - 32 * n)),
-                                                  at + 32 * n);
-      }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-#pragma GCC unroll 8
-      for (int c = 0; c < C; ++c) {
-        sum[r][c] = _mm512_add_ps(sum[r][c], chunk_dot(loaded[c], rows.x[r] + chunk * kChunk));
-      }
-    }
-  }
-  finish_sums<R, C>(sum, span, rows);
-}
 
 // --- many rows: a panel of weights as bf16, register tiles over it -----------------
 
@@ -342,83 +151,6 @@ void unpack_panel_bf16(const uint16_t* w, int64_t k, int64_t count, uint16_t* pa
   }
 }
 
-// Scale bytes of `count` rows, `blocks` each, to one vector a chunk.
-void spread_scales(const uint8_t* scale, int64_t blocks, int64_t count, float* out) {
-  const int64_t chunks = (blocks + 3) / 4;
-  for (int64_t c = 0; c < count; ++c) {
-    for (int64_t first = 0; first < chunks; first += 4) {
-      const auto some = static_cast<__mmask16>(first_bits(blocks - 4 * first));
-      const __m512 scales =
-          decode_scales(_mm_maskz_loadu_epi8(some, scale + c * blocks + 4 * first));
-      const int64_t end = std::min(first + 4, chunks);
-      for (int64_t chunk = first; chunk < end; ++chunk) {
-        const __m512i spread = load_table(kTables.spread_scale[chunk - first]);
-        _mm512_store_ps(out + (c * chunks + chunk) * 16, _mm512_permutexvar_ps(spread, scales));
-      }
-    }
-  }
-}
-
-// --- which kernel ------------------------------------------------------------------
-
-// f(integral constant C, first output) over `count` outputs.
-template <int C, class Body>
-GALLEY_INLINE void for_outputs(int64_t count, Body&& body) {
-  int64_t o = 0;
-  for (; o + C <= count; o += C) body(std::integral_constant<int, C>{}, o);
-  for (; o < count; ++o) body(std::integral_constant<int, 1>{}, o);
-}
-
-// Outputs whose lanes are carried from one span of K to the next.
-constexpr int64_t kCarriedOutputs = 32;
-
-template <int R>
-void fused(const WeightView& weight, int64_t begin, int64_t count, const RowsOfX& rows,
-           fast::Scratch& scratch) {
-  constexpr int C = R == 1 ? 4 : 2;
-  const int64_t k = weight.in;
-  const int64_t blocks = (k + 31) / 32;
-  const int64_t chunks = (k + kChunk - 1) / kChunk;
-  // Spans of K so short that R rows of x stay in the first cache.
-  const int64_t span_chunks = R <= 2 || chunks <= 12 ? chunks : 8;
-  const auto* bytes = static_cast<const uint8_t*>(weight.data);
-  float* scales = scratch.get<float>(kDotScale, chunks * 16);
-  float* carry = scratch.get<float>(kDotPanel, kCarriedOutputs * R * 16);
-  for (int64_t first = begin; first < begin + count;) {
-    const int64_t end = std::min(begin + count, (first / kCarriedOutputs + 1) * kCarriedOutputs);
-    if (weight.format == WeightFormat::kFp8Tile32) {
-      spread_scales(weight.scale + first / 32 * blocks, blocks, 1, scales);
-    }
-    for (int64_t chunk = 0; chunk < chunks; chunk += span_chunks) {
-      const Span whole = {chunk, std::min(chunks, chunk + span_chunks), chunks, carry};
-      const RowsOfX out = {rows.x, rows.sums + (first - begin), rows.stride};
-      const int64_t outputs = end - first;
-      if (weight.format == WeightFormat::kFp4Row32) {
-        for_outputs<C>(outputs, [&](auto c, int64_t o) {
-          const Span span = {whole.begin, whole.end, chunks, carry + o * R * 16};
-          fused_fp4<R, decltype(c)::value>(bytes + (first + o) * (k / 2),
-                                           weight.scale + (first + o) * blocks, k, span,
-                                           {out.x, out.sums + o, out.stride});
-        });
-      } else if (weight.format == WeightFormat::kFp8Tile32) {
-        for_outputs<C>(outputs, [&](auto c, int64_t o) {
-          const Span span = {whole.begin, whole.end, chunks, carry + o * R * 16};
-          fused_fp8<R, decltype(c)::value>(bytes + (first + o) * k, scales, k, span,
-                                           {out.x, out.sums + o, out.stride});
-        });
-      } else {
-        for_outputs<C>(outputs, [&](auto c, int64_t o) {
-          const Span span = {whole.begin, whole.end, chunks, carry + o * R * 16};
-          fused_bf16<R, decltype(c)::value>(
-              static_cast<const uint16_t*>(weight.data) + (first + o) * k, k, span,
-              {out.x, out.sums + o, out.stride});
-        });
-      }
-    }
-    first = end;
-  }
-}
-
 void many_rows(const WeightView& weight, int64_t begin, int64_t count, const uint16_t* const* x,
                int64_t row_count, float* sums, int64_t stride, fast::Scratch& scratch) {
   const int64_t k = weight.in;
@@ -478,29 +210,6 @@ void f32_rows(const WeightView& weight, int64_t begin, int64_t count, const uint
   }
 }
 
-void few_rows(const WeightView& weight, int64_t begin, int64_t count, const RowsOfX& rows,
-              int64_t row_count, fast::Scratch& scratch) {
-  static_assert(kFusedRows == 8);
-  switch (row_count) {
-    case 1:
-      return fused<1>(weight, begin, count, rows, scratch);
-    case 2:
-      return fused<2>(weight, begin, count, rows, scratch);
-    case 3:
-      return fused<3>(weight, begin, count, rows, scratch);
-    case 4:
-      return fused<4>(weight, begin, count, rows, scratch);
-    case 5:
-      return fused<5>(weight, begin, count, rows, scratch);
-    case 6:
-      return fused<6>(weight, begin, count, rows, scratch);
-    case 7:
-      return fused<7>(weight, begin, count, rows, scratch);
-    default:
-      return fused<8>(weight, begin, count, rows, scratch);
-  }
-}
-
 }  // namespace
 
 void dot(const WeightView& weight, int64_t begin, int64_t count, const Operand* const* x,
@@ -513,17 +222,17 @@ void dot(const WeightView& weight, int64_t begin, int64_t count, const Operand* 
   const bool long_rows = weight.in >= 1024;
   // Up to eight rows in registers, fp4 of long rows up to twice eight; panels pay sooner
   // for short rows, whose folding they share better.
-  const int64_t fused_max = !long_rows                                 ? 5
-                            : weight.format == WeightFormat::kFp4Row32 ? 2 * kFusedRows
-                                                                       : kFusedRows;
-  if (rows > fused_max) {
+  const int64_t few_max = !long_rows                                 ? 5
+                          : weight.format == WeightFormat::kFp4Row32 ? 2 * kFewRows
+                                                                     : kFewRows;
+  if (rows > few_max) {
     many_rows(weight, begin, count, x, rows, sums, sum_stride, scratch);
     return;
   }
-  const int64_t half = rows <= kFusedRows ? rows : (rows + 1) / 2;
+  const int64_t half = rows <= kFewRows ? rows : (rows + 1) / 2;
   for (int64_t r = 0; r < rows; r += half) {
-    few_rows(weight, begin, count, {x + r, sums + r * sum_stride, sum_stride},
-             std::min(half, rows - r), scratch);
+    few_rows(weight, begin, count, x + r, std::min(half, rows - r), sums + r * sum_stride,
+             sum_stride, scratch);
   }
 }
 

@@ -1,0 +1,17 @@
+// Dot products of a few rows of activations: weights are unpacked in registers, once for
+// all rows. dot_avx512bf16.cc says when, and has the panels that serve many rows.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/fast/dot.h"
+
+namespace galley::kernels::GALLEY_ISA {
+
+constexpr int64_t kFewRows = 8;
+
+// dot() of dot.h for at most kFewRows rows and any format but kF32.
+void few_rows(const WeightView& weight, int64_t begin, int64_t count, const Operand* const* x,
+              int64_t rows, float* sums, int64_t sum_stride, fast::Scratch& scratch);
+
+}  // namespace galley::kernels::GALLEY_ISA
