@@ -20,6 +20,12 @@ void add_engine_settings(Command& command, EngineSettings& settings) {
                "Decoder replay in prefill: off (exact, twice the work), a, b, c (see docs)")
       .choices({"off", "a", "b", "c"})
       .value_name("WHICH");
+  command
+      .setting("--prefix-cache", settings.prefix_cache,
+               "Computed prefixes are reused: off, bounded (the last window is computed again: "
+               "cheap, approximate), exact (as much as gives the tokens of a cold run)")
+      .choices({"off", "bounded", "exact"})
+      .value_name("WHICH");
 }
 
 Result<model::DecoderReplay> parse_replay(const std::string& name) {
@@ -28,6 +34,13 @@ Result<model::DecoderReplay> parse_replay(const std::string& name) {
   if (name == "b") return model::DecoderReplay::kWindowAndGlobal;
   if (name == "c") return model::DecoderReplay::kGlobalOnly;
   return Error{ErrorCode::kInvalid, "no decoder replay \"" + name + "\""};
+}
+
+Result<engine::PrefixReplay> parse_prefix_cache(const std::string& name) {
+  if (name == "off") return engine::PrefixReplay::kOff;
+  if (name == "bounded") return engine::PrefixReplay::kBounded;
+  if (name == "exact") return engine::PrefixReplay::kExact;
+  return Error{ErrorCode::kInvalid, "no prefix cache \"" + name + "\""};
 }
 
 Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const ModelSettings& settings) {
@@ -52,6 +65,7 @@ Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings
   engine::GeneratorOptions options =
       engine::generator_options(config(), settings.sequences, settings.rows, context);
   options.replay = TRY(parse_replay(settings.replay));
+  options.prefix = TRY(parse_prefix_cache(settings.prefix_cache));
   executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
   return options;
 }

@@ -25,6 +25,7 @@ struct EngineSettings {
   int32_t rows = 512;
   int64_t context = 0;  // 0: what the model was made for, at most kDefaultContext
   std::string replay = "b";
+  std::string prefix_cache = "off";
 };
 
 // A context that a laptop holds; --context asks for more.
@@ -66,6 +67,7 @@ class LoadedModel {
 };
 
 Result<model::DecoderReplay> parse_replay(const std::string& name);
+Result<engine::PrefixReplay> parse_prefix_cache(const std::string& name);
 
 // The most memory this process has held, in bytes.
 int64_t peak_memory_bytes();

@@ -416,6 +416,7 @@ int print_new_key(const Command& command, const std::string& name) {
 int run_serve(int argc, char** argv) {
   ServeOptions options;
   options.engine.sequences = 32;
+  options.engine.prefix_cache = "bounded";
   Command command(
       "serve", "Serves the model over HTTP, in the OpenAI and Anthropic APIs.",
       "  galley serve                                   the bundled model on port 8000\n"
