@@ -81,6 +81,7 @@ class Rendering {
     if (!has_system && (!tools_.empty() || !conversation.response_format.empty())) {
       turns_.insert(turns_.begin(), Turn{Role::kSystem, {}, Task::kNone, nullptr});
     }
+    prompt_.tools = !tools_.empty();
     keep_ = !tools_.empty() || conversation.keep_reasoning;
     for (size_t i = 0; i < turns_.size(); ++i) {
       if (asks(i)) last_asking_ = i;

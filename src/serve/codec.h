@@ -23,6 +23,7 @@ enum class AnswerStart : uint8_t { kContent, kReasoning, kCalls };
 struct Prompt {
   std::vector<int32_t> ids;
   AnswerStart start = AnswerStart::kContent;
+  bool tools = false;               // it offers some: calls in the answer are to be read
   std::vector<std::string> images;  // one an image token, in their order
 };
 

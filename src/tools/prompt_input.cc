@@ -71,9 +71,12 @@ Result<std::string> prompt_text(const PromptInput& input) {
   return text;
 }
 
-Result<std::vector<int32_t>> encode_prompt(const PromptInput& input,
-                                           const serve::ChatCodec& codec) {
-  if (!input.ids.empty()) return parse_ids(input.ids);
+Result<serve::Prompt> encode_prompt(const PromptInput& input, const serve::ChatCodec& codec) {
+  serve::Prompt prompt;
+  if (!input.ids.empty()) {
+    prompt.ids = TRY(parse_ids(input.ids));
+    return prompt;
+  }
   if (!input.messages_file.empty()) {
     const std::string json = TRY(read_file(input.messages_file, kPromptBytesMax));
     JsonLimits limits;
@@ -82,18 +85,20 @@ Result<std::vector<int32_t>> encode_prompt(const PromptInput& input,
     if (!document) return with_context(document.error(), input.messages_file);
     Result<serve::Conversation> conversation = serve::parse_messages(document->root());
     if (!conversation) return with_context(conversation.error(), input.messages_file);
-    return TRY(codec.encode(*conversation)).ids;
+    return codec.encode(*conversation);
   }
   const std::string text = TRY(prompt_text(input));
   if (!input.chat) {
-    return codec.encode_text(text, input.markup ? model::Markup::kActive : model::Markup::kPlain);
+    prompt.ids =
+        TRY(codec.encode_text(text, input.markup ? model::Markup::kActive : model::Markup::kPlain));
+    return prompt;
   }
   serve::Conversation conversation;
   if (!input.system.empty()) {
     conversation.messages.push_back(serve::text_message(serve::Role::kSystem, input.system));
   }
   conversation.messages.push_back(serve::text_message(serve::Role::kUser, text));
-  return TRY(codec.encode(conversation)).ids;
+  return codec.encode(conversation);
 }
 
 Result<std::vector<int32_t>> parse_ids(std::string_view text) {

@@ -35,7 +35,7 @@ void add_prompt_arguments(Command& command, PromptInput& input);
 Result<std::string> prompt_text(const PromptInput& input);
 
 // Everything but bare text of `tokenize`: begins with BOS unless ids were given.
-Result<std::vector<int32_t>> encode_prompt(const PromptInput& input, const serve::ChatCodec& codec);
+Result<serve::Prompt> encode_prompt(const PromptInput& input, const serve::ChatCodec& codec);
 
 // "0, 17 254" -> {0, 17, 254}.
 Result<std::vector<int32_t>> parse_ids(std::string_view text);

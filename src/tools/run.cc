@@ -10,6 +10,7 @@
 #include <span>
 
 #include "base/line_reader.h"
+#include "tools/answer_message.h"
 #include "tools/answer_text.h"
 #include "tools/exit_code.h"
 #include "tools/interrupt.h"
@@ -133,10 +134,14 @@ void print_summary(const RunOutcome& outcome) {
       format_bytes(peak_memory_bytes()).c_str());
 }
 
-void print_json(const RunOutcome& outcome, const LoadedModel& loaded) {
+void print_json(const RunOptions& options, const RunOutcome& outcome, const LoadedModel& loaded,
+                const serve::Prompt& prompt) {
   const int64_t decoded = std::max<int64_t>(static_cast<int64_t>(outcome.ids.size()) - 1, 0);
   nlohmann::ordered_json json;
   json["text"] = outcome.text;
+  if (options.input.is_conversation()) {
+    json["message"] = answer_message(loaded.tokenizer(), loaded.codec(), prompt, outcome.ids);
+  }
   json["ids"] = outcome.ids;
   for (const ReportedToken& token : outcome.logprobs) {
     nlohmann::ordered_json one = {{"id", token.chosen.token}, {"logprob", token.chosen.logprob}};
@@ -228,11 +233,11 @@ Result<int> run(const RunOptions& options) {
   std::unique_ptr<LoadedModel> loaded = TRY(LoadedModel::open(options.model));
   TRY(loaded->start_engine(options.engine));
   if (options.converses()) return converse(options, *loaded);
-  std::vector<int32_t> prompt = TRY(encode_prompt(options.input, loaded->codec()));
-  echo_prompt(options, *loaded, prompt);
-  const RunOutcome outcome = TRY(generate(options, *loaded, std::move(prompt)));
+  const serve::Prompt prompt = TRY(encode_prompt(options.input, loaded->codec()));
+  echo_prompt(options, *loaded, prompt.ids);
+  const RunOutcome outcome = TRY(generate(options, *loaded, prompt.ids));
   if (options.json) {
-    print_json(outcome, *loaded);
+    print_json(options, outcome, *loaded, prompt);
   } else {
     std::fputc('\n', stdout);
     std::fflush(stdout);

@@ -5,20 +5,21 @@
 #include <vector>
 
 #include "base/json.h"
+#include "serve/control_text.h"
 
 namespace galley::tools {
 namespace {
 
 using nlohmann::json;
 
-constexpr std::string_view kEndThink = "</think>";
-constexpr std::string_view kMark = "｜DSML｜";
-constexpr std::string_view kOpenCalls = "\n\n<｜DSML｜ calls>\n";
-constexpr std::string_view kCloseCalls = "\n</｜DSML｜ calls>";
-constexpr std::string_view kOpenInvoke = "<｜DSML｜ invoke name=\"";
-constexpr std::string_view kCloseInvoke = "\n</｜DSML｜ invoke>";
-constexpr std::string_view kOpenParameter = "<｜DSML｜ parameter name=\"";
-constexpr std::string_view kCloseParameter = "</｜DSML｜ parameter>";
+using serve::kCloseCalls;
+using serve::kCloseInvoke;
+using serve::kCloseParameter;
+using serve::kDsml;
+using serve::kEndThink;
+using serve::kOpenCalls;
+using serve::kOpenInvoke;
+using serve::kOpenParameter;
 
 // Takes `prefix` off the front of `text`, if it is there.
 bool take(std::string_view& text, std::string_view prefix) {
@@ -57,7 +58,7 @@ std::optional<json> parse_parameters(std::string_view body) {
     const bool is_text = take(body, " string=\"true\">");
     if (!is_text && !take(body, " string=\"false\">")) return std::nullopt;
     const auto text = take_until(body, kCloseParameter);
-    if (!text || text->find(kMark) != std::string_view::npos) return std::nullopt;
+    if (!text || text->find(kDsml) != std::string_view::npos) return std::nullopt;
     if (arguments.contains(*name)) return std::nullopt;
     std::optional<json> value = is_text ? json(*text) : parse(*text);
     if (!value) return std::nullopt;
@@ -70,7 +71,7 @@ std::optional<json> parse_parameters(std::string_view body) {
 // [{"name", "arguments"}] of the one block that ends `output`; nothing if it is not well-formed.
 std::optional<json> parse_calls(std::string_view output) {
   const auto content = take_until(output, kOpenCalls);
-  if (!content || content->find(kMark) != std::string_view::npos) return std::nullopt;
+  if (!content || content->find(kDsml) != std::string_view::npos) return std::nullopt;
   if (!output.ends_with(kCloseCalls)) return std::nullopt;
   output.remove_suffix(kCloseCalls.size());
   json calls = json::array();

@@ -61,7 +61,7 @@ Result<std::vector<int32_t>> encode(const TokenizeOptions& options,
                                     const model::Tokenizer& tokenizer) {
   if (options.input.is_conversation() || options.begin) {
     const serve::ChatCodec codec = TRY(serve::ChatCodec::create(tokenizer));
-    return encode_prompt(options.input, codec);
+    return TRY(encode_prompt(options.input, codec)).ids;
   }
   const std::string text = TRY(prompt_text(options.input));
   return tokenizer.encode(text,
