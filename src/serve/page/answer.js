@@ -60,7 +60,7 @@ function take_usage(numbers, usage) {
   numbers.prompt_tokens = usage.prompt_tokens ?? 0;
   numbers.cached_tokens =
     usage.prompt_cache_hit_tokens ?? usage.prompt_tokens_details?.cached_tokens ?? 0;
-  numbers.replayed_tokens = usage.replayed_tokens ?? 0;
+  numbers.replayed_tokens = usage.galley?.replayed_tokens ?? 0;
   numbers.output_tokens = usage.completion_tokens ?? 0;
   numbers.reasoning_tokens = usage.completion_tokens_details?.reasoning_tokens ?? 0;
 }
