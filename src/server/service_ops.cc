@@ -65,8 +65,16 @@ void Service::handle_admin(const std::shared_ptr<net::Exchange>& exchange) {
     }
     return answer(*exchange, 200, body.dump());
   }
+  // For probes of whoever starts the program, whatever the public listener speaks.
+  if (what == "GET /ready" || what == "GET /health") {
+    const std::string wrong = trouble();
+    const bool good = wrong.empty() && (what == "GET /health" || state_ == ServiceState::kReady);
+    nlohmann::ordered_json body = {{"state", state_name(state_)}, {"problem", wrong}};
+    return answer(*exchange, good ? 200 : 503, body.dump());
+  }
   answer(*exchange, 404,
-         problem_body("here are POST /drain, POST /reload, GET /status and GET /metrics"));
+         problem_body(
+             "here are POST /drain, POST /reload, GET /status, /health, /ready and /metrics"));
 }
 
 }  // namespace galley::server

@@ -2,6 +2,7 @@
 //
 // Reads the settings, opens the listeners, loads the model, and leaves in order
 // when asked to. What is answered is server/service.h's business.
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -79,6 +80,15 @@ std::string directory_name(const std::string& directory) {
   std::filesystem::path path = std::filesystem::path(directory).lexically_normal();
   if (!path.has_filename()) path = path.parent_path();
   return path.filename().string();
+}
+
+// As many descriptors as the system lets this process have: the usual soft limit of 1,024 would
+// be met before --max-connections.
+void raise_descriptor_limit() {
+  rlimit limit = {};
+  if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
+  limit.rlim_cur = limit.rlim_max;
+  ::setrlimit(RLIMIT_NOFILE, &limit);
 }
 
 class Serving {
@@ -433,6 +443,7 @@ int run_serve(int argc, char** argv) {
   if (options.tls_certificate.empty() != options.tls_key.empty()) {
     return command.usage("--tls-cert and --tls-key are given together");
   }
+  raise_descriptor_limit();
   server::EventLog log(*server::parse_log_level(options.log_level));
   Serving serving(options, log);
   const Result<int> code = serving.run();
