@@ -27,7 +27,9 @@ T read(const std::atomic<T>& counter) {
 
 Engine::Engine(Executor& executor, const GeneratorOptions& options)
     : options_(options), generator_(executor, options) {
+  glance_.running.reserve(static_cast<size_t>(options.sequences_max));
   publish_counts();
+  publish_glance();
   thread_ = std::thread([this] { run(); });
 }
 
@@ -238,21 +240,16 @@ void Engine::forget_ended() {
 
 void Engine::publish_glance() {
   const Scheduler& scheduler = generator_.scheduler();
-  const auto now =
-      std::chrono::duration_cast<std::chrono::seconds>(Clock::now().time_since_epoch());
   const std::lock_guard lock(glance_mutex_);
+  glance_.at = Clock::now();
   glance_.running.clear();
   for (const std::unique_ptr<Sequence>& sequence : scheduler.running()) {
-    const Usage& usage = sequence->usage;
     glance_.running.push_back({.id = sequence->request.id,
-                               .admitted_at = usage.admitted_at.value_or(TimePoint()),
-                               .replayed_at = usage.replayed_at,
+                               .usage = sequence->usage,
                                .replays = sequence->replays(),
-                               .decodes = sequence->has_output(),
-                               .computed = sequence->computed,
-                               .cached_tokens = usage.cached_tokens,
-                               .replayed_tokens = usage.replayed_tokens});
+                               .computed = sequence->computed});
   }
+  const auto now = std::chrono::duration_cast<std::chrono::seconds>(glance_.at.time_since_epoch());
   glance_.pages_unused = scheduler.cache().free_count();
   glance_.pages_kept = scheduler.cache().ages().bands(now.count());
 }

@@ -83,7 +83,7 @@ class Engine {
   void cancel(SequenceId id);
 
   EngineStats stats() const;
-  // As it was when the last one was asked for, or a step later; the first is empty. Asks for the
+  // As it was when the last one was asked for, or a step later: `at` says when. Asks for the
   // next, and never waits for a step.
   EngineGlance glance();
   const GeneratorOptions& options() const { return options_; }

@@ -153,7 +153,8 @@ TEST(Engine, AGlanceShowsWhoRunsAndWhatIsKept) {
   EXPECT_EQ(glance.running[0].id, request.id);
   EXPECT_GE(glance.running[0].computed, 32);
   EXPECT_FALSE(glance.running[0].replays);
-  EXPECT_EQ(glance.running[0].decodes, glance.running[0].computed == 40);
+  EXPECT_EQ(glance.running[0].usage.output_tokens, glance.running[0].computed == 40 ? 1 : 0);
+  EXPECT_TRUE(glance.running[0].usage.admitted_at.has_value());
   EXPECT_LT(glance.pages_unused, options.page_count);
   third.set_value();
   ASSERT_TRUE(sink->wait());

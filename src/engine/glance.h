@@ -5,7 +5,6 @@
 #pragma once
 
 #include <cstdint>
-#include <optional>
 #include <vector>
 
 #include "cache/page_ages.h"
@@ -15,16 +14,13 @@ namespace galley::engine {
 
 struct RunningSequence {
   SequenceId id{};
-  TimePoint admitted_at;                 // for the first time
-  std::optional<TimePoint> replayed_at;  // as in Usage
-  bool replays = false;
-  bool decodes = false;  // neither: its prompt is being computed
+  Usage usage;
+  bool replays = false;  // its steps refill the windows
   int64_t computed = 0;  // tokens whose KV is there
-  int32_t cached_tokens = 0;
-  int32_t replayed_tokens = 0;
 };
 
 struct EngineGlance {
+  TimePoint at;
   std::vector<RunningSequence> running;    // at most sequences_max
   int32_t pages_unused = 0;                // hold nothing
   cache::PageAges::Bands pages_kept = {};  // by nobody but the prefix index

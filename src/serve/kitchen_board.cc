@@ -29,6 +29,13 @@ void OpenTicket::enter(KitchenPhase phase, int64_t now_ms) {
   ticket_.spans.push_back({phase, now_ms, {}});
 }
 
+void OpenTicket::run_prompt(int64_t admitted_ms, std::optional<int64_t> replayed_ms, bool replays) {
+  const KitchenPhase now = ticket_.spans.back().phase;
+  if (now != KitchenPhase::kWaiting && now != KitchenPhase::kReplay) return;
+  if (replays || replayed_ms) enter(KitchenPhase::kReplay, admitted_ms);
+  if (!replays) enter(KitchenPhase::kPrefill, replayed_ms.value_or(admitted_ms));
+}
+
 void OpenTicket::set_hit(int64_t cached_tokens, int64_t replayed_tokens) {
   ticket_.cached_tokens = cached_tokens;
   ticket_.replayed_tokens = replayed_tokens;

@@ -10,6 +10,7 @@
 #include <cstdint>
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -26,6 +27,9 @@ class OpenTicket {
 
   // The phase that begins now; the same phase again changes nothing.
   void enter(KitchenPhase phase, int64_t now_ms);
+  // The prompt's part, known at any moment: since when it runs, and until when it replayed. Says
+  // nothing new when a later phase was entered.
+  void run_prompt(int64_t admitted_ms, std::optional<int64_t> replayed_ms, bool replays);
   void add_output(int64_t tokens) { ticket_.output_tokens += tokens; }
   void set_hit(int64_t cached_tokens, int64_t replayed_tokens);
   // The first call counts, and nothing changes after it.

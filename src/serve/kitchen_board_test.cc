@@ -37,6 +37,30 @@ TEST(KitchenBoard, TellsTheLifeOfARequest) {
   EXPECT_EQ(ticket.spans[3].to_ms, 60);
 }
 
+TEST(KitchenBoard, APromptIsToldAtOnceOrInPieces) {
+  const auto phases = [](const OpenTicket& ticket) {
+    std::string out;
+    for (const KitchenSpan& span : ticket.view().spans) {
+      out += std::string(phase_name(span.phase)) + "@" + std::to_string(span.from_ms) + " ";
+    }
+    return out;
+  };
+  OpenTicket watched({.id = "w"}, 1);
+  watched.run_prompt(5, {}, true);
+  EXPECT_EQ(phases(watched), "waiting@1 replay@5 ");
+  watched.run_prompt(5, 8, false);
+  watched.run_prompt(5, 8, false);
+  watched.enter(KitchenPhase::kDecode, 9);
+  watched.run_prompt(5, 8, false);
+  EXPECT_EQ(phases(watched), "waiting@1 replay@5 prefill@8 decode@9 ");
+  OpenTicket unseen({.id = "u"}, 1);
+  unseen.run_prompt(5, 8, false);
+  EXPECT_EQ(phases(unseen), "waiting@1 replay@5 prefill@8 ");
+  OpenTicket cold({.id = "c"}, 1);
+  cold.run_prompt(5, {}, false);
+  EXPECT_EQ(phases(cold), "waiting@1 prefill@5 ");
+}
+
 TEST(KitchenBoard, RunningThenWaitingThenGone) {
   KitchenBoard board;
   board.open({.id = "gone"}, 1)->close("stop", 2);

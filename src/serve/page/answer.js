@@ -61,6 +61,7 @@ function take_usage(numbers, usage) {
   numbers.cached_tokens =
     usage.prompt_cache_hit_tokens ?? usage.prompt_tokens_details?.cached_tokens ?? 0;
   numbers.replayed_tokens = usage.galley?.replayed_tokens ?? 0;
+  numbers.miss = usage.galley?.cache_miss_reason ?? '';
   numbers.output_tokens = usage.completion_tokens ?? 0;
   numbers.reasoning_tokens = usage.completion_tokens_details?.reasoning_tokens ?? 0;
 }

@@ -6,6 +6,16 @@ import { TextView } from './text_view.js';
 
 const NAMES = { user: 'You', assistant: 'Model', tool: 'Tool result' };
 
+// Why no more of a prompt was found in the cache.
+const MISSES = {
+  off: 'the cache is off',
+  too_short: 'too short',
+  unknown: 'nothing like it was there',
+  token_differs: 'then it differs',
+  evicted: 'the rest had to make room',
+  other_namespace: 'cached under another namespace',
+};
+
 // "212 tokens · 48.1 tokens/s · first after 80 ms · cache hit 96 of 120 (80 %)"
 export function numbers_text(numbers) {
   if (!numbers) return '';
@@ -20,7 +30,8 @@ export function numbers_text(numbers) {
   if (numbers.first_ms !== undefined) parts.push(`first after ${duration(numbers.first_ms)}`);
   if (numbers.prompt_tokens !== undefined) {
     const { prompt_tokens: prompt, cached_tokens: cached } = numbers;
-    parts.push(`cache hit ${count(cached)} of ${count(prompt)} (${percent(cached, prompt)})`);
+    const why = MISSES[numbers.miss];
+    parts.push(`cache hit ${count(cached)} of ${count(prompt)} (${percent(cached, prompt)}${why ? `: ${why}` : ''})`);
     if (numbers.replayed_tokens) parts.push(`${count(numbers.replayed_tokens)} replayed`);
   }
   if (numbers.finish && numbers.finish !== 'stop') {

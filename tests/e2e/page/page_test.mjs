@@ -57,8 +57,9 @@ test('an answer streams, with its numbers at the end', async () => {
   assert.equal(await last_answer().getAttribute('aria-busy'), 'true');
   turn.say(' a time 你好');
   await shows(last_answer(), 'Once upon a time 你好');
-  turn.finish('stop', { prompt_tokens: 120, completion_tokens: 12, prompt_cache_hit_tokens: 96 });
-  await shows(last_answer().locator('.meta'), /12 tokens · .*tokens\/s · first after .* · cache hit 96 of 120 \(80.0 %\)/);
+  turn.finish('stop', { prompt_tokens: 120, completion_tokens: 12, prompt_cache_hit_tokens: 96,
+    galley: { replayed_tokens: 32, cache_miss_reason: 'token_differs' } });
+  await shows(last_answer().locator('.meta'), /12 tokens · .*tokens\/s · first after .* · cache hit 96 of 120 \(80.0 %: then it differs\) · 32 replayed/);
   assert.equal(await last_answer().getAttribute('aria-busy'), 'false');
   await shows(page.locator('#announcer'), 'Once upon a time'); // told to a screen reader, once
   const second = await send('Go on');
