@@ -157,20 +157,41 @@ void LiveRequest::digest(const Mail& mail) {
 }
 
 void LiveRequest::measure(Choice& choice, const Mail& mail) const {
-  const bool is_first = &choice == &choices_.front();
-  if (!choice.first_token && is_first && ticket_ != nullptr) {
-    const int64_t admitted = door_->clock_ms(mail.usage.admitted_at.value_or(mail.at));
-    ticket_->set_hit(mail.usage.cached_tokens, mail.usage.replayed_tokens);
-    ticket_->enter(serve::KitchenPhase::kPrefill, admitted);
-    ticket_->enter(serve::KitchenPhase::kDecode, door_->clock_ms(mail.at));
+  if (ticket_ != nullptr) {
+    if (&choice == &choices_.front()) {
+      if (!choice.first_token) show_prompt(mail.usage, false);
+      ticket_->enter(serve::KitchenPhase::kDecode, door_->clock_ms(mail.at));
+    }
+    ticket_->add_output(1);
   }
-  if (ticket_ != nullptr) ticket_->add_output(1);
   if (!choice.first_token) {
     choice.first_token = mail.at;
   } else {
     door_->metrics->observe_token_gap(seconds_between(choice.last_token, mail.at));
   }
   choice.last_token = mail.at;
+}
+
+void LiveRequest::show_prompt(const engine::Usage& usage, bool replays) const {
+  if (!usage.admitted_at) return;
+  std::optional<int64_t> replayed_ms;
+  if (usage.replayed_at) replayed_ms = door_->clock_ms(*usage.replayed_at);
+  ticket_->set_hit(usage.cached_tokens, usage.replayed_tokens);
+  ticket_->run_prompt(door_->clock_ms(*usage.admitted_at), replayed_ms, replays);
+}
+
+void LiveRequest::show(const engine::EngineGlance& glance) const {
+  const Choice& choice = choices_.front();
+  if (ticket_ == nullptr || choice.left_engine) return;
+  for (const engine::RunningSequence& running : glance.running) {
+    if (running.id != choice.id) continue;
+    if (!choice.first_token) show_prompt(running.usage, running.replays);
+    return;
+  }
+  // It had tokens by then, and did not run: it was preempted.
+  if (choice.first_token && choice.last_token < glance.at) {
+    ticket_->enter(serve::KitchenPhase::kSpilled, door_->clock_ms(glance.at));
+  }
 }
 
 void LiveRequest::add_logprobs(const Mail& mail, bool reasoning) {

@@ -77,6 +77,8 @@ class LiveRequest {
   void flush();
   // A comment that keeps the connection open while nothing comes.
   void keep_alive(TimePoint now, std::chrono::milliseconds period);
+  // Brings its ticket up to date.
+  void show(const engine::EngineGlance& glance) const;
   // Ends it with an error, in the middle if need be.
   void fail(const serve::ApiError& error);
 
@@ -106,6 +108,7 @@ class LiveRequest {
   void end_choice(int32_t index, serve::AnswerFinish reason);
   void add_logprobs(const Mail& mail, bool reasoning);
   void measure(Choice& choice, const Mail& mail) const;
+  void show_prompt(const engine::Usage& usage, bool replays) const;
   void complete();
   void end(int status, std::string finish, std::string problem);
   void cancel_all();

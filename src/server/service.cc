@@ -242,7 +242,9 @@ void Service::log_call(const Call& call, int status, std::string_view problem) {
                std::chrono::duration<double, std::milli>(Clock::now() - call.arrived).count());
   if (!problem.empty()) event.add("problem", problem);
   if (status >= 500) return log_->warn(event);
-  const bool is_probe = call.route == "/health" || call.route == "/ready";
+  // What asks every few seconds says nothing new.
+  const bool is_probe =
+      call.route == "/health" || call.route == "/ready" || call.route == "/kitchen/state";
   return is_probe ? log_->debug(event) : log_->info(event);
 }
 

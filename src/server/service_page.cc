@@ -26,6 +26,21 @@ int64_t microseconds(std::chrono::nanoseconds time) {
   return std::chrono::duration_cast<std::chrono::microseconds>(time).count();
 }
 
+serve::KitchenTier device_tier(const engine::EngineGlance& glance, int64_t page_count) {
+  serve::KitchenTier device;
+  device.name = "device";
+  device.page_count = page_count;
+  device.free_pages = glance.pages_unused;
+  device.held_pages = page_count - glance.pages_unused;
+  for (size_t band = 0; band < glance.pages_kept.size(); ++band) {
+    const bool is_last = band == cache::PageAges::kBandSeconds.size();
+    device.cached.push_back({.under_s = is_last ? 0 : cache::PageAges::kBandSeconds[band],
+                             .pages = glance.pages_kept[band]});
+    device.held_pages -= glance.pages_kept[band];
+  }
+  return device;
+}
+
 }  // namespace
 
 // Open to all: it is program, not data, and asks for a key itself.
@@ -62,13 +77,9 @@ void Service::get_kitchen(std::unique_ptr<Call> call) {
     state.totals.replay_rows = stats.rows.replay_rows;
     state.totals.decode_rows = stats.rows.decode_rows;
     state.totals.output_tokens = stats.output_tokens;
-    serve::KitchenTier device;
-    device.name = "device";
-    device.page_count = stats.page_count;
-    device.free_pages = stats.pages_free;
-    device.held_pages = stats.page_count - stats.pages_free;
-    device.cached = {{.under_s = 0, .pages = stats.pages_cached}};
-    state.tiers.push_back(std::move(device));
+    const engine::EngineGlance glance = model_->engine->glance();
+    state.tiers.push_back(device_tier(glance, stats.page_count));
+    for (const auto& [request, owner] : live_) request->show(glance);
   }
   metrics_.fill(state.totals);
   state.tickets = board_.tickets(state.now_ms);
