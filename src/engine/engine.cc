@@ -26,7 +26,7 @@ T read(const std::atomic<T>& counter) {
 }  // namespace
 
 Engine::Engine(Executor& executor, const GeneratorOptions& options)
-    : options_(options), generator_(executor, options) {
+    : options_(options), generator_(executor, options), pace_({.rows_max = options.rows_max}) {
   glance_.running.reserve(static_cast<size_t>(options.sequences_max));
   publish_counts();
   publish_glance();
@@ -192,6 +192,9 @@ bool Engine::step() {
   }
   for (const TokenEvent& event : outcome->events) deliver(event);
   const TimePoint end = Clock::now();
+  pace_.note(outcome->prefill_rows, outcome->decode_rows,
+             std::chrono::duration<double>(end - begin).count());
+  generator_.set_prefill_rows_beside_decode(pace_.rows_beside_decode());
   add(counts_.steps, int64_t{1});
   add(counts_.step_ns, nanoseconds(end) - nanoseconds(begin));
   counts_.last_step_ns.store(nanoseconds(end) - nanoseconds(begin), std::memory_order_relaxed);

@@ -22,6 +22,7 @@
 #include "engine/executor.h"
 #include "engine/generator.h"
 #include "engine/glance.h"
+#include "engine/prefill_pace.h"
 #include "engine/request.h"
 
 namespace galley::engine {
@@ -135,6 +136,7 @@ class Engine {
 
   // Of the engine thread.
   Generator generator_;
+  PrefillPace pace_;
   std::unordered_map<SequenceId, std::shared_ptr<TokenSink>> sinks_;
   std::vector<Submission> arrived_;
   std::vector<SequenceId> to_cancel_;

@@ -42,6 +42,11 @@ class Generator {
   // Ends everything that runs or waits, without a step: after an error of step().
   std::span<const TokenEvent> fail_all() { return scheduler_.fail_all(); }
 
+  // Prompt rows of a step in which others decode; 0 = all that rows_max leaves.
+  void set_prefill_rows_beside_decode(int32_t rows) {
+    scheduler_.set_prefill_rows_beside_decode(rows);
+  }
+
   bool idle() const { return scheduler_.idle(); }
   int32_t running_count() const { return scheduler_.running_count(); }
   int32_t waiting_count() const { return scheduler_.waiting_count(); }

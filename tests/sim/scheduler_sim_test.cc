@@ -7,7 +7,9 @@
 // GALLEY_SIM_STEPS=1000000 runs the long form, GALLEY_SIM_SEED picks the history.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstdlib>
+#include <ctime>
 #include <map>
 #include <random>
 #include <string>
@@ -257,6 +259,64 @@ TEST_P(SchedulerSimulation, NobodyIsLostAndEveryTokenIsItsOwn) {
   EXPECT_GT(sum.resumed, 0);
   EXPECT_EQ(sum.hits > 0, GetParam() != PrefixReplay::kOff);
   EXPECT_EQ(evictions > 0, GetParam() != PrefixReplay::kOff);
+}
+
+double thread_seconds() {
+  timespec time{};
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &time);
+  return static_cast<double>(time.tv_sec) + 1e-9 * static_cast<double>(time.tv_nsec);
+}
+
+// 64 sequences decode, 1,000 wait: what planning and committing a step costs the host. The
+// limit is that of a whole step's host work.
+TEST(SchedulerCost, AStepOf64SequencesIsPlannedInMicroseconds) {
+  GeneratorOptions options;
+  options.sequences_max = 64;
+  options.page_tokens = 128;
+  options.page_count = 64 * 40;
+  options.vocab_size = 1000;
+  options.positions_max = 4096;
+  options.window = 128;
+  options.layers = 40;
+  options.decoder_source = 20;
+  options.prefix = PrefixReplay::kBounded;
+  Scheduler scheduler(options);
+  const auto submit = [&](uint64_t id) {
+    GenerateRequest request;
+    request.id = SequenceId{id};
+    for (uint64_t i = 0; i < 300; ++i) {
+      request.prompt.push_back(static_cast<int32_t>((i * 31 + id * 17 * (i / 128)) % 1000));
+    }
+    request.output_tokens_max = 400 + static_cast<int32_t>(id % 64) * 10;
+    ASSERT_TRUE(scheduler.submit(std::move(request)).has_value());
+  };
+  uint64_t id = 0;
+  while (id < 1000) submit(++id);
+  std::vector<SampledSequence> sampled;
+  std::vector<double> costs;
+  for (int step = 0; step < 3000; ++step) {
+    const double begin = thread_seconds();
+    const StepPlan plan = scheduler.plan({});
+    const double planned = thread_seconds();
+    sampled.clear();
+    for (const PlannedSequence& one : plan.sequences) {
+      if (one.samples) sampled.push_back({one.id, one.rows.slot, {5, true, 0}, {}});
+    }
+    const double computed = thread_seconds();
+    scheduler.commit({plan.step_id, sampled});
+    costs.push_back(thread_seconds() - computed + planned - begin);
+    for (const TokenEvent& event : scheduler.events()) {
+      if (event.finish != FinishReason::kNone) submit(++id);
+    }
+  }
+  std::ranges::sort(costs);
+  const double median = 1e6 * costs[costs.size() / 2];
+  const double late = 1e6 * costs[costs.size() * 99 / 100];
+  std::printf("plan and commit, 64 sequences: median %.1f us, 99th percentile %.1f us\n", median,
+              late);
+#if defined(NDEBUG) && !defined(__SANITIZE_ADDRESS__) && !defined(__SANITIZE_THREAD__)
+  EXPECT_LT(median, 150);
+#endif
 }
 
 std::string prefix_name(const ::testing::TestParamInfo<PrefixReplay>& parameter) {
