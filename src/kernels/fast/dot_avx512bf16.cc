@@ -225,13 +225,21 @@ void dot(const WeightView& weight, int64_t begin, int64_t count, const Operand* 
   const int64_t few_max = !long_rows                                 ? 5
                           : weight.format == WeightFormat::kFp4Row32 ? 2 * kFewRows
                                                                      : kFewRows;
-  if (rows > few_max) {
+  if (rows > few_max || !plain_scales(weight, begin, count)) {
     many_rows(weight, begin, count, x, rows, sums, sum_stride, scratch);
     return;
   }
+  // Outputs before and after those that come in groups go through a panel.
+  const int64_t before = std::min(count, (kFewOutputs - begin % kFewOutputs) % kFewOutputs);
+  const int64_t grouped = (count - before) / kFewOutputs * kFewOutputs;
+  many_rows(weight, begin, before, x, rows, sums, sum_stride, scratch);
+  many_rows(weight, begin + before + grouped, count - before - grouped, x, rows,
+            sums + before + grouped, sum_stride, scratch);
+  begin += before;
+  sums += before;
   const int64_t half = rows <= kFewRows ? rows : (rows + 1) / 2;
   for (int64_t r = 0; r < rows; r += half) {
-    few_rows(weight, begin, count, x + r, std::min(half, rows - r), sums + r * sum_stride,
+    few_rows(weight, begin, grouped, x + r, std::min(half, rows - r), sums + r * sum_stride,
              sum_stride, scratch);
   }
 }

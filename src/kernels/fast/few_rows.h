@@ -9,8 +9,14 @@
 namespace galley::kernels::GALLEY_ISA {
 
 constexpr int64_t kFewRows = 8;
+constexpr int kFewOutputs = 4;
 
-// dot() of dot.h for at most kFewRows rows and any format but kF32.
+// Whether no scale of the outputs is 0 or 255, the two that are more than an exponent.
+// Formats other than kFp4Row32 are always plain.
+bool plain_scales(const WeightView& weight, int64_t begin, int64_t count);
+
+// dot() of dot.h for at most kFewRows rows, any format but kF32, plain scales, and begin
+// and count multiples of kFewOutputs.
 void few_rows(const WeightView& weight, int64_t begin, int64_t count, const Operand* const* x,
               int64_t rows, float* sums, int64_t sum_stride, fast::Scratch& scratch);
 

@@ -9,8 +9,8 @@
 
 #include <algorithm>
 #include <cstring>
-#include <type_traits>
 
+#include "base/check.h"
 #include "kernels/fast/codes_avx512.h"
 #include "kernels/fast/few_rows.h"
 #include "kernels/fast/fold_avx512.h"
@@ -68,20 +68,16 @@ struct Fp4Rows {
     return _mm512_maskz_loadu_epi8(first_bits(row_bytes - 64 * chunk), at);
   }
   GALLEY_INLINE Chunk unpack(const Raw& raw) const { return unpack_fp4(raw, table); }
-  // kPlain: no scale is 0 or 255, so a scale's byte is its exponent: four of them, rotated
-  // into place lane by lane, off the look-ups' unit.
-  template <bool kPlain, bool kWhole>
+  // A plain scale's byte is its exponent: four of them, rotated into place lane by lane, off
+  // the look-ups' unit.
+  template <bool kWhole>
   GALLEY_INLINE __m512 scale(int c, int64_t chunk) const {
     const uint8_t* at = scales + c * blocks + 4 * chunk;
-    if constexpr (kPlain && kWhole) {
-      int32_t four = 0;
-      std::memcpy(&four, at, sizeof four);
-      return _mm512_castsi512_ps(_mm512_and_si512(
-          _mm512_rolv_epi32(_mm512_set1_epi32(four), rotation), _mm512_set1_epi32(0x7F800000)));
-    }
-    const int64_t left = kWhole ? 4 : blocks - 4 * chunk;
-    const __m128i bytes = _mm_maskz_loadu_epi8(static_cast<__mmask16>(first_bits(left)), at);
-    return _mm512_permutexvar_ps(load_table(kTables.spread_scale[0]), decode_scales(bytes));
+    uint32_t four = 0;
+    std::memcpy(&four, at, kWhole ? 4 : static_cast<size_t>(blocks - 4 * chunk));
+    return _mm512_castsi512_ps(
+        _mm512_and_si512(_mm512_rolv_epi32(_mm512_set1_epi32(static_cast<int32_t>(four)), rotation),
+                         _mm512_set1_epi32(0x7F800000)));
   }
 };
 
@@ -108,7 +104,7 @@ struct Fp8Rows {
   GALLEY_INLINE Chunk unpack(const Raw& raw) const {
     return unpack_fp8(raw.first, raw.second, table);
   }
-  template <bool kPlain, bool kWhole>
+  template <bool kWhole>
   GALLEY_INLINE __m512 scale(int, int64_t chunk) const {
     return _mm512_load_ps(scales + 16 * chunk);
   }
@@ -193,7 +189,7 @@ struct Sums {
     }
   }
 
-  template <bool kPlain, bool kWhole>
+  template <bool kWhole>
   GALLEY_INLINE void add(const Rows& rows, int64_t chunk, const uint16_t* const* x,
                          const char* ahead) {
     Chunk w[C];
@@ -205,7 +201,7 @@ struct Sums {
         _mm_prefetch(ahead + c * Rows::kChunkBytes + line, _MM_HINT_T1);
       }
       w[c] = rows.unpack(rows.template raw<kWhole>(c, chunk));
-      if constexpr (Rows::kScaled) scale[c] = rows.template scale<kPlain, kWhole>(c, chunk);
+      if constexpr (Rows::kScaled) scale[c] = rows.template scale<kWhole>(c, chunk);
     }
     const uint16_t* at[R];
 #pragma GCC unroll 8
@@ -217,8 +213,7 @@ struct Sums {
   }
 };
 
-// kPlain as in Fp4Rows.
-template <int R, int C, bool kPlain, class Rows>
+template <int R, int C, class Rows>
 GALLEY_INLINE void add_span(const Rows& rows, int64_t k, const Span& span, const RowsOfX& out,
                             Ahead& ahead) {
   const uint16_t* x[R];
@@ -229,11 +224,11 @@ GALLEY_INLINE void add_span(const Rows& rows, int64_t k, const Span& span, const
   const char* at = ahead.at;
   int64_t chunk = span.begin;
   for (const int64_t whole = std::min(span.end, k / kChunk); chunk < whole; ++chunk) {
-    sums.template add<kPlain, true>(rows, chunk, x, at);
+    sums.template add<true>(rows, chunk, x, at);
     at += C * Rows::kChunkBytes;
   }
   if (chunk < span.end) {
-    sums.template add<kPlain, false>(rows, chunk, x, at);
+    sums.template add<false>(rows, chunk, x, at);
     at += C * Rows::kChunkBytes;
   }
   ahead.at = at;
@@ -242,40 +237,21 @@ GALLEY_INLINE void add_span(const Rows& rows, int64_t k, const Span& span, const
 
 // --- tiles ---------------------------------------------------------------------------
 
-// Whether no scale is one of the two that are not a power of two's exponent.
-bool plain_scales(const uint8_t* scales, int64_t count) {
-  __mmask64 ends = 0;
-  for (int64_t i = 0; i < count; i += 64) {
-    const __mmask64 some = first_bits(count - i);
-    const __m512i next = _mm512_add_epi8(_mm512_maskz_loadu_epi8(some, scales + i),
-                                         _mm512_set1_epi8(1));  // 255 -> 0, 0 -> 1
-    ends |= _mm512_mask_testn_epi8_mask(some, next, _mm512_set1_epi8(static_cast<char>(0xFE)));
-  }
-  return ends == 0;
-}
-
 // Outputs [0, count) of a tile; `at(o)` gives the weights from output o on.
-template <int R, int C, bool kPlain, class At>
+template <int R, int C, class At>
 GALLEY_INLINE void add_tile(int64_t count, int64_t k, Span span, const RowsOfX& out, Ahead& ahead,
                             At&& at) {
   float* carry = span.carry;
-  int64_t o = 0;
-  if constexpr (C > 1) {
-    for (; o + C <= count; o += C) {
-      span.carry = carry + o * R * 16;
-      add_span<R, C, kPlain>(at(o), k, span, {out.x, out.sums + o, out.stride}, ahead);
-    }
-  }
-  for (; o < count; ++o) {
+  for (int64_t o = 0; o < count; o += C) {
     span.carry = carry + o * R * 16;
-    add_span<R, 1, false>(at(o), k, span, {out.x, out.sums + o, out.stride}, ahead);
+    add_span<R, C>(at(o), k, span, {out.x, out.sums + o, out.stride}, ahead);
   }
 }
 
 template <int R>
 void rows_of(const WeightView& weight, int64_t begin, int64_t count, const RowsOfX& rows,
              fast::Scratch& scratch) {
-  constexpr int C = R == 1 ? 4 : 2;
+  constexpr int C = R == 1 ? kFewOutputs : 2;
   const int64_t k = weight.in;
   const int64_t blocks = (k + 31) / 32;
   const int64_t chunks = (k + kChunk - 1) / kChunk;
@@ -289,36 +265,29 @@ void rows_of(const WeightView& weight, int64_t begin, int64_t count, const RowsO
   float* scales = scratch.get<float>(kDotScale, chunks * 16);
   float* carry = scratch.get<float>(kDotPanel, kTileOutputs * R * 16);
   for (int64_t first = begin; first < begin + count;) {
+    // Tiles begin at multiples of their size: none crosses two rows of fp8's scales.
     const int64_t end = std::min(begin + count, (first / kTileOutputs + 1) * kTileOutputs);
     const int64_t outputs = end - first;
     const uint8_t* w = bytes + first * row_bytes;
     const RowsOfX out = {rows.x, rows.sums + (first - begin), rows.stride};
     Ahead ahead = {reinterpret_cast<const char*>(w) + distance};
-    bool plain = true;
     if (weight.format == WeightFormat::kFp8Tile32) {
       spread_scales(weight.scale + first / 32 * blocks, blocks, 1, scales);
-    } else if (weight.format == WeightFormat::kFp4Row32) {
-      plain = plain_scales(weight.scale + first * blocks, outputs * blocks);
     }
     for (int64_t chunk = 0; chunk < chunks; chunk += span_chunks) {
       const Span span = {chunk, std::min(chunks, chunk + span_chunks), chunks, carry};
       if (weight.format == WeightFormat::kFp8Tile32) {
-        add_tile<R, C, true>(outputs, k, span, out, ahead, [&](int64_t o) {
+        add_tile<R, C>(outputs, k, span, out, ahead, [&](int64_t o) {
           return Fp8Rows{w + o * k, k, scales};
         });
       } else if (weight.format == WeightFormat::kBf16) {
-        add_tile<R, C, true>(outputs, k, span, out, ahead, [&](int64_t o) {
+        add_tile<R, C>(outputs, k, span, out, ahead, [&](int64_t o) {
           return Bf16Rows{reinterpret_cast<const uint16_t*>(w) + o * k, k};
         });
       } else {
-        const auto at = [&](int64_t o) {
+        add_tile<R, C>(outputs, k, span, out, ahead, [&](int64_t o) {
           return Fp4Rows{w + o * row_bytes, weight.scale + (first + o) * blocks, row_bytes, blocks};
-        };
-        if (plain) {
-          add_tile<R, C, true>(outputs, k, span, out, ahead, at);
-        } else {
-          add_tile<R, 1, false>(outputs, k, span, out, ahead, at);
-        }
+        });
       }
     }
     first = end;
@@ -327,9 +296,24 @@ void rows_of(const WeightView& weight, int64_t begin, int64_t count, const RowsO
 
 }  // namespace
 
+bool plain_scales(const WeightView& weight, int64_t begin, int64_t count) {
+  if (weight.format != WeightFormat::kFp4Row32) return true;
+  const int64_t blocks = (weight.in + 31) / 32;
+  const uint8_t* scales = weight.scale + begin * blocks;
+  __mmask64 ends = 0;
+  for (int64_t i = 0; i < count * blocks; i += 64) {
+    const __mmask64 some = first_bits(count * blocks - i);
+    const __m512i next = _mm512_add_epi8(_mm512_maskz_loadu_epi8(some, scales + i),
+                                         _mm512_set1_epi8(1));  // 255 -> 0, 0 -> 1
+    ends |= _mm512_mask_testn_epi8_mask(some, next, _mm512_set1_epi8(static_cast<char>(0xFE)));
+  }
+  return ends == 0;
+}
+
 void few_rows(const WeightView& weight, int64_t begin, int64_t count, const Operand* const* x,
               int64_t rows, float* sums, int64_t sum_stride, fast::Scratch& scratch) {
   static_assert(kFewRows == 8);
+  DCHECK(count % kFewOutputs == 0);
   const RowsOfX out = {x, sums, sum_stride};
   switch (rows) {
     case 1:
