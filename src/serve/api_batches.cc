@@ -54,6 +54,10 @@ Result<ParsedLine> parse_line(std::string_view line, std::string_view endpoint) 
     return body.at("stream")->error("cannot be true in a batch");
   }
   parsed.body = python_json(body);
+  if (!body.find("priority")) {
+    parsed.body.insert(parsed.body.size() - 1,
+                       body.size() == 0 ? R"("priority": "batch")" : R"(, "priority": "batch")");
+  }
   return parsed;
 }
 

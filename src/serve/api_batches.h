@@ -54,7 +54,7 @@ struct BatchLineError {
 // One request out of a batch's input.
 struct BatchCall {
   std::string custom_id;
-  std::string body;  // JSON text with its keys in the client's order
+  std::string body;  // JSON text, keys as the client ordered them; of batch priority
 };
 
 // A batch as its clients see it.

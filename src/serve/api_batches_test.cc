@@ -106,7 +106,7 @@ TEST(ApiBatches, FromStartToEnd) {
   const auto first = run.begin_line(line("a"), 102);
   const auto second = run.begin_line(line("b"), 102);
   ASSERT_TRUE(first && second);
-  EXPECT_EQ(first->body, R"({"prompt": "p", "n": 1})");
+  EXPECT_EQ(first->body, R"({"prompt": "p", "n": 1, "priority": "batch"})");
   run.input_ended(103);
   EXPECT_FALSE(run.wants_files());
   EXPECT_EQ(run.end_request(*first, "r1", 200, R"({"x":1})"),

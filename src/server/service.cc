@@ -73,6 +73,14 @@ std::span<const Service::Route> Service::routes() {
       {"POST", "/beta/completions", kInfer, false, true, &S::post_completions},
       {"POST", "/tokenize", kInfer, false, true, &S::post_tokenize},
       {"POST", "/detokenize", kInfer, false, true, &S::post_detokenize},
+      {"POST", "/v1/files", Scope::kBatch, false, false, &S::post_file},
+      {"GET", "/v1/files", Scope::kBatch, false, false, &S::get_files},
+      {"GET", "/v1/files/*", Scope::kBatch, false, false, &S::get_file},
+      {"DELETE", "/v1/files/*", Scope::kBatch, false, false, &S::delete_file},
+      {"POST", "/v1/batches", Scope::kBatch, false, false, &S::post_batch},
+      {"GET", "/v1/batches", Scope::kBatch, false, false, &S::get_batches},
+      {"GET", "/v1/batches/*", Scope::kBatch, false, false, &S::get_batch},
+      {"POST", "/v1/batches/*", Scope::kBatch, false, false, &S::post_cancel_batch},
       {"GET", "/kitchen/state", Scope::kAdmin, false, false, &S::get_kitchen},
   };
   return kRoutes;
@@ -92,6 +100,7 @@ Service::Service(net::EventLoop& loop, ServiceOptions options, EventLog& log, Ga
   door_.mailbox = &mailbox_;
   door_.board = &board_;
   door_.started = Clock::now();
+  desk_ = make_desk();
   loop_->every(kTick, [this] { tick(); });
 }
 
@@ -382,6 +391,7 @@ void Service::tick() {
     request->keep_alive(now, options_.keep_alive);
     sweep(request);
   }
+  if (state_ == ServiceState::kReady || state_ == ServiceState::kLeaving) desk_->tick();
   const std::string wrong = trouble();
   if (wrong.empty() != trouble_told_) return;
   trouble_told_ = !wrong.empty();

@@ -27,6 +27,7 @@
 #include "serve/api_request.h"
 #include "serve/codec.h"
 #include "serve/kitchen_board.h"
+#include "server/batch_desk.h"
 #include "server/call.h"
 #include "server/event_log.h"
 #include "server/gate.h"
@@ -149,6 +150,14 @@ class Service {
   void post_count_tokens(std::unique_ptr<Call> call);
   void post_tokenize(std::unique_ptr<Call> call);
   void post_detokenize(std::unique_ptr<Call> call);
+  void post_file(std::unique_ptr<Call> call);
+  void get_files(std::unique_ptr<Call> call);
+  void get_file(std::unique_ptr<Call> call);
+  void delete_file(std::unique_ptr<Call> call);
+  void post_batch(std::unique_ptr<Call> call);
+  void get_batches(std::unique_ptr<Call> call);
+  void get_batch(std::unique_ptr<Call> call);
+  void post_cancel_batch(std::unique_ptr<Call> call);
   void get_page(std::unique_ptr<Call> call);
   void get_kitchen(std::unique_ptr<Call> call);
 
@@ -168,6 +177,10 @@ class Service {
   // Runs `work` on a worker and `then` with its result on the loop.
   void on_worker(std::unique_ptr<Call> call, Prepare work,
                  void (Service::*then)(std::unique_ptr<Call>, Result<Prepared>));
+
+  std::unique_ptr<BatchDesk> make_desk();
+  void reply_desk(std::unique_ptr<Call> call, Result<std::string> body,
+                  std::string_view type = "application/json");
 
   void deliver_mail();
   void sweep(LiveRequest* request);
@@ -196,6 +209,7 @@ class Service {
   std::vector<LiveRequest*> touched_;
   bool trouble_told_ = false;
   TokenMailbox mailbox_;
+  std::unique_ptr<BatchDesk> desk_;
   std::unique_ptr<Workers> workers_;  // last: its threads end first
 };
 
