@@ -6,6 +6,12 @@
 #include "serve/answer_marks.h"
 
 namespace galley::serve {
+namespace {
+
+// Marks, and what may stand before one.
+constexpr std::string_view kNotPlain = "\n<\xF8\xF9\xFA";
+
+}  // namespace
 
 AnswerAutomaton::AnswerAutomaton(AnswerOptions options)
     : writer_(std::move(options.call_id_prefix)),
@@ -20,7 +26,23 @@ AnswerAutomaton::AnswerAutomaton(AnswerOptions options)
 }
 
 void AnswerAutomaton::push(std::string_view marked) {
-  for (const char byte : marked) push_byte(byte);
+  while (!marked.empty()) {
+    const size_t plain = plain_bytes(marked);
+    if (plain > 0) {
+      lead_ = false;
+      hand_on(marked.substr(0, plain));
+    } else {
+      push_byte(marked[0]);
+    }
+    marked.remove_prefix(std::max<size_t>(plain, 1));
+  }
+}
+
+// How many of the next bytes can be nothing but text, so that they need no look each.
+size_t AnswerAutomaton::plain_bytes(std::string_view marked) const {
+  const bool in_text = stage_ == Stage::kReasoning || stage_ == Stage::kContent;
+  if (!in_text || !held_.empty() || !matcher_.empty()) return 0;
+  return std::min(marked.find_first_of(kNotPlain), marked.size());
 }
 
 void AnswerAutomaton::push_byte(char byte) {
@@ -95,10 +117,14 @@ void AnswerAutomaton::emit(size_t bytes) {
   held_.erase(0, bytes);
   before_markup_ = std::min(before_markup_, held_.size());
   if (before_markup_ == 0) angle_ = false;
-  if (stage_ == Stage::kReasoning) return writer_.reasoning(ready);
-  if (!json_) return writer_.content(ready);
+  hand_on(ready);
+}
+
+void AnswerAutomaton::hand_on(std::string_view text) {
+  if (stage_ == Stage::kReasoning) return writer_.reasoning(text);
+  if (!json_) return writer_.content(text);
   std::string json;
-  for (const char byte : ready) json_->push(byte, json);
+  for (const char byte : text) json_->push(byte, json);
   writer_.content(json);
   if (json_->stop().empty()) return;
   stop_ = json_->stop();

@@ -1,9 +1,10 @@
 // Takes an answer apart while it is written: reasoning, content, tool calls
 // (spec/chat.md 5.2 with the recommendations a to e).
 //
-// Byte by byte: what comes out does not depend on how the answer was cut, only
-// on its bytes. Held back is at most what may still turn out to be markup or a
-// stop sequence. Knows no tokens; control tokens come as marks (answer_marks.h).
+// What comes out does not depend on how the answer was cut, only on its bytes.
+// Held back is at most what may still turn out to be markup or a stop sequence.
+// An answer that never closes its reasoning is all reasoning; what comes after a
+// block of calls is dropped. Knows no tokens; control tokens come as marks (answer_marks.h).
 #pragma once
 
 #include <optional>
@@ -50,12 +51,14 @@ class AnswerAutomaton {
  private:
   enum class Stage : uint8_t { kReasoning, kContent, kCalls, kDone };
 
+  size_t plain_bytes(std::string_view marked) const;
   void push_byte(char byte);
   void push_plain(char byte);
   void push_calls(char byte);
   void end_reasoning();
   void open_calls();
   void emit(size_t bytes);
+  void hand_on(std::string_view text);
   void take_reader_content();
 
   AnswerWriter writer_;

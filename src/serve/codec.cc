@@ -288,6 +288,11 @@ Result<Prompt> ChatCodec::encode(const Conversation& conversation) const {
     return Error{ErrorCode::kInvalid,
                  "reasoning_effort: must lie in 1..100, is " + std::to_string(conversation.effort)};
   }
+  for (size_t i = 0; i < conversation.messages.size(); ++i) {
+    if (conversation.messages[i].calls.size() <= kCallsMax) continue;
+    return Error{ErrorCode::kInvalid, "messages[" + std::to_string(i) + "]: has more than " +
+                                          std::to_string(kCallsMax) + " tool calls"};
+  }
   std::vector<Tool> tools = TRY(offered_tools(conversation));
   return Rendering(conversation, std::move(tools), *tokenizer_, takes_images_).render();
 }

@@ -122,5 +122,34 @@ TEST_F(CodecTest, ControlTokensStayOutOfAnswers) {
   EXPECT_FALSE(codec.is_control(100));
 }
 
+TEST_F(CodecTest, RefusesWhatCannotBeAsked) {
+  const ChatCodec codec = ChatCodec::create(*tokenizer_).value();
+  Conversation conversation;
+  conversation.messages = {text_message(Role::kUser, "a")};
+  const auto refusal = [&] {
+    const Result<Prompt> prompt = codec.encode(conversation);
+    if (prompt) return std::string();
+    return prompt.error().message;
+  };
+  EXPECT_EQ(refusal(), "");
+  conversation.tool_choice = ToolChoice::kRequired;
+  EXPECT_NE(refusal().find("there are no tools"), std::string::npos);
+  conversation.tools = {{"f", "{}"}};
+  conversation.chosen_tool = "g";
+  EXPECT_NE(refusal().find("no tool \"g\""), std::string::npos);
+  conversation.thinking = true;
+  EXPECT_NE(refusal().find("thinking"), std::string::npos);
+  conversation.tool_choice = ToolChoice::kNone;
+  conversation.effort = 0;
+  EXPECT_NE(refusal().find("reasoning_effort"), std::string::npos);
+  conversation.thinking = false;
+  EXPECT_EQ(refusal(), "");
+  conversation.messages[0].content[0].kind = PartKind::kImage;
+  EXPECT_NE(refusal().find("images"), std::string::npos);
+  conversation.messages[0].content.clear();
+  conversation.messages[0].calls.resize(kCallsMax + 1);
+  EXPECT_NE(refusal().find("tool calls"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace galley::serve

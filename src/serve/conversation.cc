@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <set>
 
 #include "serve/python_json.h"
 
@@ -114,27 +115,22 @@ Result<void> continue_last(Conversation& conversation) {
 }
 
 Result<void> check_tool_results(const std::vector<Message>& messages) {
-  std::vector<std::string> open;  // ids that wait for their result
+  std::set<std::string> open;  // ids that wait for their result
   for (size_t i = 0; i < messages.size(); ++i) {
     const Message& message = messages[i];
     if (message.role == Role::kTool) {
-      const auto found = std::find(open.begin(), open.end(), message.call_id);
-      if (found == open.end()) {
+      if (open.erase(message.call_id) == 0) {
         return call_error(message.call_id, i,
                           "is none of the previous assistant message, or already has a result");
       }
-      open.erase(found);
       continue;
     }
-    if (!open.empty()) return call_error(open.front(), i, "has no result before this message");
+    if (!open.empty()) return call_error(*open.begin(), i, "has no result before this message");
     for (const ToolCall& call : message.calls) {
-      if (std::find(open.begin(), open.end(), call.id) != open.end()) {
-        return call_error(call.id, i, "appears twice");
-      }
-      open.push_back(call.id);
+      if (!open.insert(call.id).second) return call_error(call.id, i, "appears twice");
     }
   }
-  if (!open.empty()) return call_error(open.front(), messages.size() - 1, "has no result");
+  if (!open.empty()) return call_error(*open.begin(), messages.size() - 1, "has no result");
   return {};
 }
 

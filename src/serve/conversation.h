@@ -21,6 +21,7 @@ namespace galley::serve {
 
 constexpr size_t kMessagesMax = 4096;
 constexpr size_t kToolsMax = 1024;
+constexpr size_t kCallsMax = 1024;  // in one message
 
 enum class Role : uint8_t { kSystem, kUser, kAssistant, kTool, kReminder };
 

@@ -21,6 +21,7 @@ class StopMatcher {
   // How many of the last bytes may turn out to begin a sequence.
   size_t partial() const;
   void reset();
+  bool empty() const { return sequences_.empty(); }
 
  private:
   struct Sequence {
