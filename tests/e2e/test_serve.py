@@ -239,14 +239,17 @@ class Serving(GalleyTest):
             text = server.ask("/metrics", connection=connection)[2]
             return sum(float(line.split()[-1]) for line in text.splitlines()
                        if line.startswith(name + "{"))
+        def wait_running(count):
+            # The engine's counts are those of its last step.
+            deadline = time.monotonic() + 10
+            while metric("vllm:num_requests_running") != count and time.monotonic() < deadline:
+                time.sleep(0.01)
+            self.assertEqual(metric("vllm:num_requests_running"), count)
         streams = [server.stream_socket() for _ in range(3)]
-        self.assertEqual(metric("vllm:num_requests_running"), 3)
+        wait_running(3)
         for raw in streams:
             raw.close()
-        deadline = time.monotonic() + 10
-        while metric("vllm:num_requests_running") and time.monotonic() < deadline:
-            time.sleep(0.02)
-        self.assertEqual(metric("vllm:num_requests_running"), 0)
+        wait_running(0)
         server.wait_line('status=499 finish=abort .*"the client left"')
         self.assertEqual(server.generate()[0], 200)
         self.assertEqual(metric("vllm:request_success_total"), 4)
