@@ -98,9 +98,9 @@ Result<ListenSocket> ListenSocket::bind_tcp(const std::string& host, int32_t por
   }
   if (::bind(fd, found->ai_addr, found->ai_addrlen) != 0) {
     const bool taken = errno == EADDRINUSE;
-    return Error{taken ? ErrorCode::kExhausted : ErrorCode::kIo,
-                 "cannot listen on " + shown + ": " + reason() +
-                     (taken ? "; choose another with --port" : "")};
+    return Error{
+        taken ? ErrorCode::kExhausted : ErrorCode::kIo,
+        "cannot listen on " + shown + ": " + reason() + (taken ? "; choose another port" : "")};
   }
   sockaddr_storage bound = {};
   socklen_t size = sizeof bound;

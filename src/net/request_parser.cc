@@ -33,6 +33,34 @@ ParseFailure describe(const boost::system::error_code& code, const ParserLimits&
   return {400, "not HTTP: " + code.message()};
 }
 
+// What the grammar allows and this server does not, or what RFC 9112 forbids beyond it.
+std::optional<ParseFailure> check_head(const http::request<http::string_body>& message) {
+  const auto hosts = message.count(http::field::host);
+  if (message.version() == 11 && hosts == 0) {
+    return ParseFailure{400, "an HTTP/1.1 request needs a Host field"};
+  }
+  if (hosts > 1) return ParseFailure{400, "a request has one Host field, not several"};
+  // The grammar takes any list that ends with chunked; the others would be left undone.
+  const std::string_view transfer = view(message[http::field::transfer_encoding]);
+  if (!transfer.empty() && !equal_ignoring_case(transfer, "chunked")) {
+    return ParseFailure{501, "of transfer encodings only chunked is understood here"};
+  }
+  const std::string_view content = view(message[http::field::content_encoding]);
+  if (!content.empty() && !equal_ignoring_case(content, "identity")) {
+    return ParseFailure{415, "compressed bodies are not taken; send it without Content-Encoding"};
+  }
+  return std::nullopt;
+}
+
+// "http://host/path" as a proxy is asked, which servers understand too (RFC 9112 3.2.2), as
+// "/path".
+std::string_view origin_form(std::string_view target) {
+  const size_t scheme = target.find("://");
+  if (target.starts_with('/') || scheme == std::string_view::npos) return target;
+  const size_t path = target.find_first_of("/?", scheme + 3);
+  return path == std::string_view::npos ? "/" : target.substr(path);
+}
+
 }  // namespace
 
 RequestParser::RequestParser(const ParserLimits& limits) : state_(std::make_unique<State>()) {
@@ -66,10 +94,8 @@ std::optional<ParseFailure> RequestParser::take(std::string& input) {
                                         std::to_string(state_->limits.fields_max) + " fields"};
         break;
       }
-      if (message.version() == 11 && message.find(http::field::host) == message.end()) {
-        failure = ParseFailure{400, "an HTTP/1.1 request needs a Host field"};
-        break;
-      }
+      failure = check_head(message);
+      if (failure) break;
     }
     if (code == http::error::need_more || count == 0) break;
   }
@@ -96,7 +122,7 @@ HttpRequest RequestParser::release() {
   auto message = state_->parser.release();
   HttpRequest request;
   request.method = std::string(view(message.method_string()));
-  const std::string_view target = view(message.target());
+  const std::string_view target = origin_form(view(message.target()));
   const size_t question = target.find('?');
   request.path = std::string(target.substr(0, question));
   if (question != std::string_view::npos) request.query = std::string(target.substr(question + 1));

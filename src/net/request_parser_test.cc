@@ -97,6 +97,30 @@ TEST(RequestParser, Nonsense) {
   EXPECT_EQ(status_of("GET / HTTP/2.0\r\nHost: a\r\n\r\n"), 505);
 }
 
+// Two hosts are how a check of the host is got round; an encoding that is not undone makes another
+// request of the bytes.
+TEST(RequestParser, OneHostAndNoEncodingThatIsLeftUndone) {
+  const std::string post = "POST / HTTP/1.1\r\nHost: a\r\n";
+  EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"), 400);
+  EXPECT_EQ(status_of(post + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"), 501);
+  EXPECT_EQ(status_of(post + "Transfer-Encoding: Chunked\r\n\r\n0\r\n\r\n"), 200);
+  EXPECT_EQ(status_of(post + "Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx"), 415);
+  EXPECT_EQ(status_of(post + "Content-Encoding: identity\r\nContent-Length: 1\r\n\r\nx"), 200);
+}
+
+TEST(RequestParser, TargetsInTheFormForProxies) {
+  const auto path_and_query = [](const std::string& target) {
+    RequestParser parser({});
+    EXPECT_FALSE(feed(parser, "GET " + target + " HTTP/1.1\r\nHost: a\r\n\r\n", 7));
+    const HttpRequest request = parser.release();
+    return request.path + "|" + request.query;
+  };
+  EXPECT_EQ(path_and_query("http://a:80/health?x=1"), "/health|x=1");
+  EXPECT_EQ(path_and_query("http://a"), "/|");
+  EXPECT_EQ(path_and_query("/go?to=http://a/b"), "/go|to=http://a/b");
+  EXPECT_EQ(path_and_query("*"), "*|");
+}
+
 TEST(RequestParser, ExpectsToBeToldToGoOn) {
   RequestParser parser({});
   std::string input =

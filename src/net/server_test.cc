@@ -11,6 +11,7 @@
 
 #include <atomic>
 #include <chrono>
+#include <fstream>
 #include <thread>
 #include <vector>
 
@@ -329,6 +330,19 @@ TEST_F(ServerTest, DrainLetsAnswersEnd) {
   EXPECT_EQ(counts().answering, 1);
   busy.close();
   EXPECT_TRUE(soon([&] { return counts().connections == 0; }));
+}
+
+TEST(TlsContext, SaysWhichFileIsWrongAndHow) {
+  const auto load = [](const std::string& certificate, const std::string& key) {
+    const auto context = TlsContext::load(certificate, key);
+    return context ? "loaded" : context.error().message;
+  };
+  const std::string missing = testing::TempDir() + "galley_no_such.pem";
+  EXPECT_EQ(load(missing, missing), "cannot open " + missing + ": No such file or directory");
+  const std::string text = testing::TempDir() + "galley_text.pem";
+  std::ofstream(text) << "no certificate";
+  EXPECT_TRUE(load(text, text).starts_with(text + ": not a PEM certificate chain"))
+      << load(text, text);
 }
 
 TEST(Address, Endpoints) {

@@ -9,8 +9,12 @@
 #include <climits>
 #include <utility>
 
+#include "base/file.h"
+
 namespace galley::net {
 namespace {
+
+constexpr size_t kPemBytesMax = size_t{1} << 20;
 
 struct FreeContext {
   void operator()(SSL_CTX* context) const { SSL_CTX_free(context); }
@@ -60,6 +64,10 @@ TlsContext::~TlsContext() = default;
 
 Result<std::shared_ptr<TlsContext>> TlsContext::load(const std::string& certificate_file,
                                                      const std::string& key_file) {
+  // OpenSSL would call a missing file no PEM.
+  for (const std::string& file : {certificate_file, key_file}) {
+    TRY(read_file(file, kPemBytesMax));
+  }
   auto state = std::make_unique<State>();
   state->context.reset(SSL_CTX_new(TLS_server_method()));
   SSL_CTX* context = state->context.get();

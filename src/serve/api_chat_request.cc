@@ -25,11 +25,12 @@ Result<void> read_tool_choice(const JsonValue& body, Conversation& conversation)
 
 Result<void> read_tools(const JsonValue& body, ApiRequest& request) {
   Conversation& conversation = *request.conversation;
-  if (const auto tools = given(body, "tools"); tools && tools->size() > 0) {
-    if (!conversation.tools.empty()) {
+  if (const auto tools = given(body, "tools")) {
+    if (tools->size() > 0 && !conversation.tools.empty()) {
       return tools->error("is given here and in the first message; leave out one of them");
     }
-    conversation.tools = TRY(parse_tools(*tools));
+    std::vector<Tool> parsed = TRY(parse_tools(*tools));
+    if (!parsed.empty()) conversation.tools = std::move(parsed);
     for (size_t i = 0; i < tools->size(); ++i) {
       const auto strict = given(tools->item(i).find("function").value(), "strict");
       if (strict && TRY(strict->as_bool())) note_ignored(*strict, request);

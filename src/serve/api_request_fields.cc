@@ -60,6 +60,9 @@ Result<void> check_sampling(const engine::SamplingOptions& sampling) {
 }  // namespace
 
 Result<JsonDocument> parse_body(std::string_view body) {
+  if (body.find_first_not_of(" \t\r\n") == std::string_view::npos) {
+    return Error{ErrorCode::kInvalid, "the body is empty; it must be a JSON object"};
+  }
   JsonLimits limits;
   limits.bytes_max = kBodyBytesMax;
   limits.depth_max = kBodyDepthMax;

@@ -184,6 +184,20 @@ TEST(ApiRequest, ChatRefusals) {
             "integer in 1..100");
   EXPECT_EQ(chat(R"(,"tool_choice":"required")"),
             "invalid_value [tool_choice] tool_choice: needs tools, and there are none");
+  EXPECT_EQ(chat(R"(,"tools":{"f":{}})"), "invalid_value [tools] tools: must be a list of tools");
+  EXPECT_EQ(chat(R"(,"tools":true)"), "invalid_value [tools] tools: must be a list of tools");
+  EXPECT_EQ(chat(R"(,"tools":[{"type":"function","function":{"name":"f","parameters":"x"}}])"),
+            "invalid_value [tools[0].function.parameters] tools[0].function.parameters: must be a "
+            "JSON schema, which is an object");
+  EXPECT_EQ(chat(R"(,"logit_bias":{"-5":1})"),
+            "invalid_value [logit_bias] logit_bias: has a key that is no token id: \"-5\"");
+  EXPECT_EQ(failure(parse_chat_request,
+                    R"({"messages":[{"role":"assistant","tool_calls":[
+                        {"id":"1","function":{"name":"","arguments":"{}"}}]}]})"),
+            "invalid_value [messages[0].tool_calls[0].function.name] "
+            "messages[0].tool_calls[0].function.name: is empty or has a quote or a line feed");
+  EXPECT_EQ(failure(parse_chat_request, " \n"),
+            "invalid_value [] the body is empty; it must be a JSON object");
   EXPECT_EQ(failure(parse_chat_request, "{}"), "invalid_value [messages] messages: missing");
   EXPECT_EQ(failure(parse_chat_request,
                     R"({"messages":[{"role":"tool","tool_call_id":"x","content":""}]})"),

@@ -60,8 +60,9 @@ Result<ToolCall> parse_call(const JsonValue& value) {
   const JsonValue function = TRY(value.at("function"));
   const JsonValue name = TRY(function.at("name"));
   call.name = std::string(TRY(name.as_string()));
-  if (call.name.find_first_of("\"\n") != std::string::npos) {
-    return name.error("has a quote or a line feed");
+  // It stands between quotes in the markup, unescaped.
+  if (call.name.empty() || call.name.find_first_of("\"\n") != std::string::npos) {
+    return name.error("is empty or has a quote or a line feed");
   }
   if (const auto space = given(function, "namespace")) {
     call.name = std::string(TRY(space->as_string())) + "::" + call.name;
@@ -147,6 +148,9 @@ Result<std::vector<Tool>> parse_tools(const JsonValue& tools) {
     }
     const JsonValue function = TRY(item.at("function"));
     Tool tool = TRY(make_tool(function, given(item, "namespace")));
+    if (const auto schema = given(function, "parameters"); schema && !schema->is_object()) {
+      return schema->error("must be a JSON schema, which is an object");
+    }
     const bool known = std::any_of(parsed.begin(), parsed.end(),
                                    [&](const Tool& other) { return other.name == tool.name; });
     if (known) return function.error("has the name of an earlier tool: \"" + tool.name + "\"");

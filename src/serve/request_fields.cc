@@ -24,7 +24,7 @@ Result<void> read_logit_bias(const JsonValue& object, engine::SamplingOptions& s
   for (const std::string& key : field->keys()) {
     int32_t id = 0;
     const auto [end, code] = std::from_chars(key.data(), key.data() + key.size(), id);
-    if (code != std::errc() || end != key.data() + key.size()) {
+    if (code != std::errc() || end != key.data() + key.size() || id < 0) {
       return field->error("has a key that is no token id: \"" + key.substr(0, 40) + "\"");
     }
     const JsonValue bias = TRY(field->at(key));

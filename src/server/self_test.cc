@@ -54,7 +54,7 @@ bool all_same(const std::vector<float>& values) {
 }
 
 Error degenerate(const std::string& what) {
-  return {ErrorCode::kCorrupt, "the self-test's output is degenerate: " + what +
+  return {ErrorCode::kCorrupt, "degenerate output: " + what +
                                    "; this build and machine cannot serve the model: check it "
                                    "with galley doctor and galley verify"};
 }

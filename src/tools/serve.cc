@@ -208,7 +208,8 @@ class Serving {
     EngineSettings settings = options_.engine;
     if (options_.context > 0) settings.context = options_.context;
     engine_ = TRY(loaded_->make_engine(settings));
-    TRY(server::run_self_test(*engine_, loaded_->config().vocab_size));
+    const auto tested = server::run_self_test(*engine_, loaded_->config().vocab_size);
+    if (!tested) return with_context(tested.error(), "self-test");
     const auto loaded_in = std::chrono::steady_clock::now() - begin;
     log_.info(server::LogEvent("loaded")
                   .add("model", loaded_->directory())
