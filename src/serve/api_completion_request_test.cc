@@ -89,7 +89,7 @@ TEST(CompletionRequest, UnknownFieldsAreNamedForAHeader) {
       R"({"prompt":"a","foo":1,"b\nr,":{},"none":null,"store":true,"stream_options":{"x":1}})", {});
   ASSERT_TRUE(request);
   EXPECT_EQ(ignored_fields_warning(*request),
-            "ignored fields: store, stream_options, stream_options.x, foo, b?r?");
+            R"(199 galley "ignored fields: store, stream_options, stream_options.x, foo, b?r?")");
   std::string many = R"({"prompt":"a")";
   for (int i = 10; i < 60; ++i) many += ",\"k" + std::to_string(i) + "\":1";
   const auto bounded = parse_completion_request(many + "}", {});

@@ -147,7 +147,10 @@ std::string ignored_fields_warning(const ApiRequest& request) {
   for (const std::string& name : request.ignored_fields) {
     names.append(names.empty() ? "" : ", ").append(name);
   }
-  return names.empty() ? names : "ignored fields: " + names;
+  if (names.empty()) return names;
+  // The form of RFC 7234, 5.5: a code, an agent, a quoted text.
+  std::string warning = R"(199 galley "ignored fields: )";
+  return warning.append(names).append("\"");
 }
 
 }  // namespace galley::serve

@@ -231,7 +231,8 @@ TEST(ApiRequest, MessagesRefusalsAndCounting) {
   ASSERT_TRUE(begun) << begun.error().message;
   EXPECT_EQ(turns(*begun).back(), "assistant:b...");
   EXPECT_EQ(begun->user, "u");
-  EXPECT_EQ(ignored_fields_warning(*begun), "ignored fields: tools[0], thinking.budget_tokens");
+  EXPECT_EQ(ignored_fields_warning(*begun),
+            R"(199 galley "ignored fields: tools[0], thinking.budget_tokens")");
 }
 
 TEST(ApiRequest, ResponsesItemsAndState) {
@@ -249,8 +250,9 @@ TEST(ApiRequest, ResponsesItemsAndState) {
             (std::vector<std::string>{R"(assistant:<c patch {"input": "a\"b"}>)", "tool:o=c"}));
   EXPECT_EQ(request->conversation->tools[1].name, "web::get");
   EXPECT_EQ(request->text_tools, std::vector<std::string>{"patch"});
-  EXPECT_EQ(ignored_fields_warning(*request),
-            "ignored fields: store, tools[0].format, tools[2], include[0], reasoning.summary");
+  EXPECT_EQ(
+      ignored_fields_warning(*request),
+      R"(199 galley "ignored fields: store, tools[0].format, tools[2], include[0], reasoning.summary")");
   const Json settings = Json::parse(request->settings_json);
   EXPECT_EQ(settings["temperature"], 0.5);
   EXPECT_EQ(settings["store"], false);
