@@ -70,7 +70,7 @@ std::span<const int32_t> PrefixCache::tokens_of(int32_t page) const {
 }
 
 bool PrefixCache::publish(PageId page, const PrefixKey& key, std::optional<PageId> parent,
-                          uint64_t root, std::span<const int32_t> tokens) {
+                          uint64_t root, std::span<const int32_t> tokens, bool exact) {
   CHECK(tokens.size() == static_cast<size_t>(page_tokens_) && holders(page) > 0);
   CHECK(!parent || (entry(*parent).indexed && holders(*parent) > 0));
   Entry& mine = entry(page);
@@ -82,6 +82,7 @@ bool PrefixCache::publish(PageId page, const PrefixKey& key, std::optional<PageI
   mine.key = key;
   mine.root = root;
   mine.indexed = true;
+  mine.exact = exact;
   mine.parent = parent ? parent->index : kNone;
   int32_t& first = first_child_of(mine.parent);
   mine.next_sibling = first;

@@ -57,8 +57,11 @@ class PrefixCache {
   // The page, held by the caller and complete, becomes findable. `parent` is the page before it,
   // indexed and held by the same caller; none for a first page. `root` tells namespaces apart.
   // False: the key is there already, under another page.
+  // `exact`: what the page holds follows from its tokens alone, by way of no bounded replay.
   bool publish(PageId page, const PrefixKey& key, std::optional<PageId> parent, uint64_t root,
-               std::span<const int32_t> tokens);
+               std::span<const int32_t> tokens, bool exact);
+  // Of an indexed page: two exact pages of one key hold the same bits.
+  bool is_exact(PageId page) const { return entry(page).exact; }
   // Why `key`, which continues `parent` with `tokens`, is not there.
   Explanation explain(const PrefixKey& key, std::optional<PageId> parent, uint64_t root,
                       std::span<const int32_t> tokens) const;
@@ -70,6 +73,7 @@ class PrefixCache {
     PrefixKey key;
     uint64_t root = 0;
     bool indexed = false;
+    bool exact = false;
     int32_t parent = kNone;
     int32_t first_child = kNone;  // newest first
     int32_t next_sibling = kNone;

@@ -60,8 +60,8 @@ TEST(PrefixCache, FindsWhatWasPublishedUntilItIsEvicted) {
   const PageId a = prefixes.cache.acquire().value();
   const PageId b = prefixes.cache.acquire().value();
   const std::span<const int32_t> all = tokens;
-  EXPECT_TRUE(prefixes.cache.publish(a, chain[0], std::nullopt, 1, all.first(4)));
-  EXPECT_TRUE(prefixes.cache.publish(b, chain[1], a, 1, all.last(4)));
+  EXPECT_TRUE(prefixes.cache.publish(a, chain[0], std::nullopt, 1, all.first(4), true));
+  EXPECT_TRUE(prefixes.cache.publish(b, chain[1], a, 1, all.last(4), true));
   prefixes.release({a, b});
   EXPECT_EQ(prefixes.cache.available_count(), 3);
   EXPECT_EQ(prefixes.find(chain), (std::vector{a, b}));
@@ -83,8 +83,8 @@ TEST(PrefixCache, SaysWhyAPrefixIsNotThere) {
   const std::span<const int32_t> all = tokens;
   const PageId a = prefixes.cache.acquire().value();
   const PageId b = prefixes.cache.acquire().value();
-  ASSERT_TRUE(prefixes.cache.publish(a, chain[0], std::nullopt, 1, all.first(4)));
-  ASSERT_TRUE(prefixes.cache.publish(b, chain[1], a, 1, all.last(4)));
+  ASSERT_TRUE(prefixes.cache.publish(a, chain[0], std::nullopt, 1, all.first(4), true));
+  ASSERT_TRUE(prefixes.cache.publish(b, chain[1], a, 1, all.last(4), true));
   const std::vector<int32_t> other = {5, 6, 9, 9};
   const PrefixKey wanted = prefixes.hasher.next(chain[0], other);
   const Explanation differs = prefixes.cache.explain(wanted, a, 1, other);
@@ -95,7 +95,7 @@ TEST(PrefixCache, SaysWhyAPrefixIsNotThere) {
   EXPECT_EQ(prefixes.cache.explain(wanted, b, 1, other).absence, Absence::kUnknown);
   // A second page for the same prefix stays private.
   const PageId c = prefixes.cache.acquire().value();
-  EXPECT_FALSE(prefixes.cache.publish(c, chain[0], std::nullopt, 1, all.first(4)));
+  EXPECT_FALSE(prefixes.cache.publish(c, chain[0], std::nullopt, 1, all.first(4), true));
   EXPECT_EQ(prefixes.find(chain), (std::vector{a, b}));
 }
 
@@ -140,9 +140,9 @@ TEST(PrefixCache, RandomSequencesNeverSeeAWrongPage) {
         holder.pages.push_back(*page);
         const auto begin = holder.tokens.begin() + static_cast<std::ptrdiff_t>(i * kPageTokens);
         content[page->index] = {holder.tokens.begin(), begin + kPageTokens};
-        ASSERT_TRUE(
-            prefixes.cache.publish(*page, chain[i], parent, 1,
-                                   std::span(holder.tokens).subspan(i * kPageTokens, kPageTokens)));
+        ASSERT_TRUE(prefixes.cache.publish(
+            *page, chain[i], parent, 1,
+            std::span(holder.tokens).subspan(i * kPageTokens, kPageTokens), true));
         parent = *page;
       }
       holders.push_back(std::move(holder));

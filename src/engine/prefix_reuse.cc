@@ -133,12 +133,21 @@ bool PrefixReuse::publish(Sequence& sequence) {
     const cache::PrefixKey& key = sequence.keys[sequence.published];
     std::optional<cache::PageId> parent;
     if (page > 0) parent = cache::PageId{sequence.page_table[sequence.published - 1]};
-    if (!cache_.publish({sequence.page_table[sequence.published]}, key, parent,
-                        sequence.root.head(), page_tokens(sequence, page))) {
-      // Another was faster; what follows here has no parent that this sequence holds.
-      sequence.publishes = false;
-      withdraw(sequence);
-      return true;
+    int32_t& mine = sequence.page_table[sequence.published];
+    const bool exact = options_.prefix == PrefixReplay::kExact || sequence.hit == 0;
+    if (!cache_.publish({mine}, key, parent, sequence.root.head(), page_tokens(sequence, page),
+                        exact)) {
+      const cache::PageId theirs = cache_.find(key).value();
+      if (!exact || !cache_.is_exact(theirs)) {
+        // Another's bits; what follows here has no parent that this sequence holds.
+        sequence.publishes = false;
+        withdraw(sequence);
+        return true;
+      }
+      // The same bits: one page is enough, and what follows can be found behind it.
+      cache_.hold(theirs);
+      cache_.release({mine});
+      mine = theirs.index;
     }
     if (page == 0) {
       const uint64_t head = tenant_head(sequence);

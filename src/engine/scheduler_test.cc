@@ -269,6 +269,29 @@ TEST(Scheduler, AReplayThatTakesStepsHasAnEnd) {
   }
 }
 
+// What agrees is too short to be worth a replay; what comes after it is shared all the same.
+TEST(Scheduler, AShortCommonPrefixHidesNothingBehindIt) {
+  for (const PrefixReplay prefix : {PrefixReplay::kBounded, PrefixReplay::kExact}) {
+    GeneratorOptions options = small_options();
+    options.page_count = 60;
+    options.prefix = prefix;
+    Kitchen kitchen(options);
+    for (uint64_t id = 1; id <= 4; ++id) {
+      GenerateRequest request = make_request(id, 60, 2);
+      // The first page of all, then two families.
+      for (size_t i = 4; i < 60; ++i) request.prompt[i] += id % 2 == 0 ? 1 : 0;
+      for (int32_t& token : request.prompt) token %= 50;
+      kitchen.submit(request);
+      kitchen.run();
+    }
+    kitchen.expect_tokens_as_alone();
+    EXPECT_EQ(kitchen.usage[2].cached_tokens, 0);
+    EXPECT_EQ(kitchen.usage[3].cached_tokens, 56);
+    EXPECT_EQ(kitchen.usage[4].cached_tokens, 56);
+    EXPECT_EQ(kitchen.generator.scheduler().cache().indexed_count(), 1 + 2 * 14);
+  }
+}
+
 TEST(Scheduler, EveryMissHasItsReason) {
   GeneratorOptions options = small_options();
   options.prefix = PrefixReplay::kBounded;

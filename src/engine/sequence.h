@@ -33,8 +33,8 @@ struct Sequence {
   cache::PrefixKey root;
   std::vector<cache::PrefixKey> keys;  // of its whole pages, as far as they were needed
   size_t announced = 0;                // keys before it may be announced as being computed
-  size_t published = 0;                // pages before it are in the index, this sequence's own
-  bool publishes = true;               // false once another has its next page
+  size_t published = 0;                // pages before it are in the index, and held
+  bool publishes = true;               // false once another's page of other bits has its name
 
   // While waiting: how many later arrivals started first, and when it was last tried.
   int32_t passes = 0;
