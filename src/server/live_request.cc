@@ -159,7 +159,7 @@ void LiveRequest::digest(const Mail& mail) {
 void LiveRequest::measure(Choice& choice, const Mail& mail) const {
   if (ticket_ != nullptr) {
     if (&choice == &choices_.front()) {
-      if (!choice.first_token) show_prompt(mail.usage, false);
+      if (!choice.first_token) show_prompt(mail.usage, false, mail.at);
       ticket_->enter(serve::KitchenPhase::kDecode, door_->clock_ms(mail.at));
     }
     ticket_->add_output(1);
@@ -172,10 +172,18 @@ void LiveRequest::measure(Choice& choice, const Mail& mail) const {
   choice.last_token = mail.at;
 }
 
-void LiveRequest::show_prompt(const engine::Usage& usage, bool replays) const {
+void LiveRequest::show_prompt(const engine::Usage& usage, bool replays,
+                              std::optional<TimePoint> first_token) const {
   if (!usage.admitted_at) return;
   std::optional<int64_t> replayed_ms;
-  if (usage.replayed_at) replayed_ms = door_->clock_ms(*usage.replayed_at);
+  if (usage.replayed_at) {
+    replayed_ms = door_->clock_ms(*usage.replayed_at);
+  } else if (usage.replayed_tokens > 0 && first_token) {
+    // One step did both: its time is split by its rows.
+    const int64_t rows = usage.prompt_tokens - usage.cached_tokens + usage.replayed_tokens;
+    const auto replay = (*first_token - *usage.admitted_at) * usage.replayed_tokens / rows;
+    replayed_ms = door_->clock_ms(*usage.admitted_at + replay);
+  }
   ticket_->set_hit(usage.cached_tokens, usage.replayed_tokens);
   ticket_->run_prompt(door_->clock_ms(*usage.admitted_at), replayed_ms, replays);
 }
@@ -185,7 +193,7 @@ void LiveRequest::show(const engine::EngineGlance& glance) const {
   if (ticket_ == nullptr || choice.left_engine) return;
   for (const engine::RunningSequence& running : glance.running) {
     if (running.id != choice.id) continue;
-    if (!choice.first_token) show_prompt(running.usage, running.replays);
+    if (!choice.first_token) show_prompt(running.usage, running.replays, std::nullopt);
     return;
   }
   // It had tokens by then, and did not run: it was preempted.

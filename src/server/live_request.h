@@ -108,7 +108,8 @@ class LiveRequest {
   void end_choice(int32_t index, serve::AnswerFinish reason);
   void add_logprobs(const Mail& mail, bool reasoning);
   void measure(Choice& choice, const Mail& mail) const;
-  void show_prompt(const engine::Usage& usage, bool replays) const;
+  void show_prompt(const engine::Usage& usage, bool replays,
+                   std::optional<TimePoint> first_token) const;
   void complete();
   void end(int status, std::string finish, std::string problem);
   void cancel_all();

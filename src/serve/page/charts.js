@@ -5,29 +5,33 @@
 import { drawing } from './element.js';
 
 const MINUTE = 60_000;
+const WINDOWS = [8_000, 20_000, 40_000, MINUTE]; // what the timeline may show
 const ROW = 15;
 
-const percent_of = (ms, now) => Math.max(0, 100 * (1 - (now - ms) / MINUTE));
+const percent_of = (ms, now, span = MINUTE) => Math.max(0, 100 * (1 - (now - ms) / span));
 
-// One row a request, oldest at the top; x is time, the right edge is now.
+// One row a request, oldest at the top; x is time, the right edge is now, the left edge as long
+// ago as what is shown needs.
 export function timeline(tickets, now, rows_max) {
   const recent = tickets
     .filter((ticket) => (ticket.spans.at(-1)?.to_ms ?? now) > now - MINUTE)
     .sort((a, b) => a.spans[0].from_ms - b.spans[0].from_ms)
     .slice(-rows_max);
+  const oldest = recent[0]?.spans[0].from_ms ?? now - MINUTE;
+  const span_ms = WINDOWS.find((ms) => oldest >= now - ms) ?? MINUTE;
   const height = Math.max(3, recent.length) * ROW + 18;
-  const lines = [0, 15, 30, 45].map((ago) => {
-    const x = `${100 - (100 * ago) / 60}%`;
+  const lines = [0, 1, 2, 3].map((quarter) => {
+    const x = `${100 - 25 * quarter}%`;
     return drawing('g', {},
       drawing('line', { x1: x, x2: x, y1: 0, y2: height - 16, class: 'grid' }),
-      drawing('text', { x, y: height - 4, class: 'tick', 'text-anchor': ago === 0 ? 'end' : 'middle' },
-        ago === 0 ? 'now' : `${ago} s ago`));
+      drawing('text', { x, y: height - 4, class: 'tick', 'text-anchor': quarter === 0 ? 'end' : 'middle' },
+        quarter === 0 ? 'now' : `${(quarter * span_ms) / 4000} s ago`));
   });
   const bars = recent.flatMap((ticket, row) => ticket.spans
-    .filter((span) => (span.to_ms ?? now) > now - MINUTE)
+    .filter((span) => (span.to_ms ?? now) > now - span_ms)
     .map((span) => {
-      const from = percent_of(span.from_ms, now);
-      const to = percent_of(span.to_ms ?? now, now);
+      const from = percent_of(span.from_ms, now, span_ms);
+      const to = percent_of(span.to_ms ?? now, now, span_ms);
       const thin = span.phase === 'waiting' || span.phase === 'spilled';
       return drawing('rect', {
         x: `${from.toFixed(3)}%`, width: `${Math.max(0.15, to - from).toFixed(3)}%`,
@@ -37,7 +41,7 @@ export function timeline(tickets, now, rows_max) {
     }));
   return drawing('svg', {
     class: 'chart', width: '100%', height, role: 'img',
-    'aria-label': `Timeline of ${recent.length} requests in the last minute; the tables say the same in words.`,
+    'aria-label': `Timeline of ${recent.length} requests; the tables say the same in words.`,
   }, ...lines, ...bars);
 }
 

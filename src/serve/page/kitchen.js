@@ -12,7 +12,7 @@ const DEFAULT_PRICES = { currency: '$', miss: '0.15', hit: '0.003' };
 const SHOWN_MS = 500; // between snapshots while the kitchen is open
 const GLANCE_MS = 3000; // while only the line at the top of the page shows them
 const RAIL_MAX = 24;
-const ROWS_MAX = 32;
+const ROWS_MAX = 20;
 const SERVED_MAX = 12;
 const SPEED_MS = 5000; // what "now" means for a speed
 
@@ -100,7 +100,7 @@ export class Kitchen {
     this.show_rail(state);
     by_id('timeline').replaceChildren(timeline(state.tickets, state.now_ms, ROWS_MAX));
     refill(by_id('tiers'), JSON.stringify(state.tiers), () => state.tiers.map((tier) => this.tier(tier, state.page_tokens)));
-    const misses = Object.entries(state.totals.misses).filter(([, times]) => times > 0);
+    const misses = Object.entries(state.totals.misses).filter(([reason, times]) => times > 0 && reason !== 'none');
     set_text(by_id('misses'), misses.length === 0 ? '' : `Prompts that could have hit further, by what stopped them: ${
       misses.map(([reason, times]) => `${reason.replaceAll('_', ' ')} ${count(times)}`).join(', ')}.`);
     this.show_served(state.tickets.filter((ticket) => ticket.finish !== null));
@@ -172,11 +172,11 @@ export class Kitchen {
     if (!card) {
       card = {
         phase: element('p', { class: 'ticket-phase' }),
-        prompt: element('p'), hit: element('p'), out: element('p'), age: element('p', { class: 'soft' }),
+        prompt: element('p'), hit: element('p'), replay: element('p'), out: element('p'), age: element('p', { class: 'soft' }),
         bar: element('progress', { 'aria-label': 'Tokens of the most asked for', max: '1', value: '0' }),
       };
       card.node = element('li', { class: 'ticket' },
-        element('h3', { class: 'ticket-id' }, ticket.id), card.phase, card.prompt, card.hit, card.out, card.bar, card.age);
+        element('h3', { class: 'ticket-id' }, ticket.id), card.phase, card.prompt, card.hit, card.replay, card.out, card.bar, card.age);
       this.cards.set(ticket.id, card);
     }
     const span = ticket.spans.at(-1);
@@ -184,9 +184,10 @@ export class Kitchen {
     set_text(card.phase, span.phase);
     set_text(card.prompt, `prompt ${count(ticket.prompt_tokens)}`);
     set_text(card.hit, ticket.cached_tokens > 0 ? `hit ${percent(ticket.cached_tokens, ticket.prompt_tokens)}` : 'no hit');
+    set_text(card.replay, `replay ${count(ticket.replayed_tokens)}`);
     set_text(card.out, `out ${count(ticket.output_tokens)} / ${count(ticket.output_tokens_max)}`);
     card.bar.value = ticket.output_tokens / Math.max(1, ticket.output_tokens_max);
-    set_text(card.age, `${duration(now - ticket.spans[0].from_ms)}${ticket.priority ? `, ${ticket.priority}` : ''}`);
+    set_text(card.age, `${duration(now - ticket.spans[0].from_ms)}${ticket.priority === 'interactive' ? '' : `, ${ticket.priority}`}`);
     return card;
   }
 

@@ -86,6 +86,9 @@ export class MessageView {
     this.node.classList.toggle('busy', busy);
     this.node.setAttribute('aria-busy', String(busy));
     set_text(this.summary, busy ? 'Reasoning…' : 'Reasoning');
+    // An answer that is nothing else is not hidden.
+    const { content, reasoning, tool_calls: calls = [] } = this.message;
+    if (!busy && reasoning && !content && calls.length === 0) this.reasoning.open = true;
   }
 
   show_call(call, index) {

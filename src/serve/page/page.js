@@ -10,7 +10,7 @@ const kitchen = new Kitchen();
 
 function show_view() {
   if (location.hash === '#main') return; // the skip link
-  const name = location.hash === '#kitchen' ? 'kitchen' : 'chat';
+  const name = location.hash === '#/kitchen' ? 'kitchen' : 'chat';
   for (const view of ['chat', 'kitchen']) {
     by_id(view).hidden = view !== name;
     if (view === name) by_id(`to-${view}`).setAttribute('aria-current', 'page');
