@@ -296,7 +296,7 @@ class Leaving(GalleyTest):
     def test_a_taken_port(self):
         server = Server(self, model=MODEL)
         self.assert_fails(self.galley("serve", "-m", MODEL, "--port", server.port), 1,
-                          str(server.port), "--port")
+                          str(server.port), "another port")
 
 
 class Guarded(GalleyTest):
