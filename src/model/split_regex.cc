@@ -116,9 +116,9 @@ Result<void> SplitRegex::split(std::string_view text, std::vector<std::string_vi
     }
     if (count == PCRE2_ERROR_NOMATCH) break;
     if (count < 0) {
-      return Error{ErrorCode::kExhausted,
-                   "text of " + std::to_string(text.size()) +
-                       " bytes is too hard for the tokenizer's split pattern"};
+      // Not kExhausted: the same text would fail again.
+      return Error{ErrorCode::kInvalid, "text of " + std::to_string(text.size()) +
+                                            " bytes is too hard for the tokenizer's split pattern"};
     }
     const PCRE2_SIZE* ends = pcre2_get_ovector_pointer(data.get());
     const size_t begin = ends[0];

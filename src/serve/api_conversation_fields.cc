@@ -144,7 +144,7 @@ Result<void> choose_tools(const JsonValue& field, std::string_view choice,
 }
 
 Result<void> settle_conversation(const ThinkingWish& wish, const RequestDefaults& defaults,
-                                 Conversation& conversation) {
+                                 Conversation& conversation, std::string_view place) {
   conversation.effort = wish.effort.value_or(defaults.effort);
   conversation.thinking = wish.on.value_or(defaults.thinking);
   // A call that must come is written without thinking first; a default gives way to that.
@@ -161,7 +161,10 @@ Result<void> settle_conversation(const ThinkingWish& wish, const RequestDefaults
                  "response_format: json_object needs a message that asks for JSON by that word, or "
                  "the model may go on without end"};
   }
-  return check_tool_results(conversation.messages);
+  const Result<void> checked = check_tool_results(conversation.messages);
+  if (checked || place.empty()) return checked;
+  const std::string& message = checked.error().message;
+  return Error{checked.error().code, std::string(place) + message.substr(message.find(": "))};
 }
 
 }  // namespace galley::serve

@@ -53,8 +53,10 @@ Result<void> choose_tool(const JsonValue& field, std::string_view name, Conversa
 Result<void> choose_tools(const JsonValue& field, std::string_view choice,
                           Conversation& conversation);
 
-// Once everything is read: settles thinking and checks what only holds together.
+// Once everything is read: settles thinking and checks what only holds together. `place` is the
+// field that errors name where the conversation's messages are not the request's, one for one;
+// empty where they are, and then errors name the message.
 Result<void> settle_conversation(const ThinkingWish& wish, const RequestDefaults& defaults,
-                                 Conversation& conversation);
+                                 Conversation& conversation, std::string_view place = "");
 
 }  // namespace galley::serve

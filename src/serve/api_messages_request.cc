@@ -220,7 +220,7 @@ Result<ApiRequest> parse_messages_request(std::string_view text, const RequestDe
       conversation.messages.back().calls.empty()) {
     TRY(continue_last(conversation));
   }
-  TRY(settle_conversation(wish, defaults, conversation));
+  TRY(settle_conversation(wish, defaults, conversation, "messages"));
   note_unknown(body,
                {"max_tokens", "stop_sequences", "messages", "system", "tools", "tool_choice",
                 "thinking", "output_config", "output_format", "mcp_servers", "container"},

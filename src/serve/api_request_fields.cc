@@ -80,6 +80,12 @@ Result<std::string> read_name(const JsonValue& object, std::string_view key) {
 }
 
 Result<void> read_common(const JsonValue& body, ApiRequest& request) {
+  // What other servers take beyond the APIs: without it the answer would be another one.
+  TRY(refuse(
+      body,
+      {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
+       "allowed_token_ids", "bad_words", "stop_token_ids", "prompt_logprobs", "use_beam_search"},
+      "is not supported"));
   request.model = TRY(read_name(body, "model"));
   TRY(read_sampling(body, request.sampling));
   TRY(check_sampling(request.sampling));

@@ -269,6 +269,31 @@ TEST(ApiRequest, ResponsesItemsAndState) {
             "supported");
 }
 
+// With instructions or results in between, the conversation's messages are not those of the
+// request: an index would point elsewhere.
+TEST(ApiRequest, ToolResultsAreMissedUnderTheFieldOfTheRequest) {
+  EXPECT_EQ(failure(parse_messages_body,
+                    R"({"max_tokens":1,"system":"s","messages":[{"role":"user","content":[
+                        {"type":"tool_result","tool_use_id":"x","content":"a"}]}]})"),
+            "invalid_value [messages] messages: tool call \"x\" is none of the previous assistant "
+            "message, or already has a result");
+  EXPECT_EQ(failure(parse_responses_request,
+                    R"({"input":[{"type":"function_call_output","call_id":"x","output":"a"}]})"),
+            "invalid_value [input] input: tool call \"x\" is none of the previous assistant "
+            "message, or already has a result");
+}
+
+TEST(ApiRequest, WhatWouldChangeTheAnswerIsNotIgnored) {
+  for (Parse parse : {Parse(parse_chat_request), Parse(parse_messages_body)}) {
+    EXPECT_EQ(failure(parse, R"({"max_tokens":1,"messages":[{"role":"user","content":"a"}],
+                                 "guided_json":{"type":"object"}})"),
+              "unsupported_feature [guided_json] guided_json: is not supported");
+    EXPECT_EQ(failure(parse, R"({"max_tokens":1,"messages":[{"role":"user","content":"a"}],
+                                 "guided_json":null,"stop_token_ids":[]})"),
+              "accepted");
+  }
+}
+
 TEST(ApiRequest, ToolsAreCheckedWithTheirPath) {
   const auto told = [](const std::string& tools) {
     return failure(

@@ -290,7 +290,7 @@ Result<ApiRequest> parse_responses_request(std::string_view text, const RequestD
   TRY(read_text_form(body, request));
   TRY(read_logprobs(body, request));
   const ThinkingWish wish = TRY(read_wish(body, request));
-  TRY(settle_conversation(wish, defaults, *request.conversation));
+  TRY(settle_conversation(wish, defaults, *request.conversation, "input"));
   note_unknown(
       body,
       {"input", "instructions", "tools", "tool_choice", "parallel_tool_calls", "max_output_tokens",

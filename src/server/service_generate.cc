@@ -10,6 +10,29 @@ namespace {
 // What OpenAI's API gives when a completion does not say.
 constexpr int64_t kCompletionTokens = 16;
 
+// Where the API's requests hold the prompt.
+std::string_view prompt_field(serve::Api api) {
+  switch (api) {
+    case serve::Api::kCompletions:
+      return "prompt";
+    case serve::Api::kResponses:
+      return "input";
+    case serve::Api::kChat:
+    case serve::Api::kMessages:
+      return "messages";
+  }
+  return "messages";
+}
+
+// The codec knows a conversation's messages, the client its field.
+Error in_words_of(serve::Api api, Error error) {
+  constexpr std::string_view kMessages = "messages:";
+  if (error.message.starts_with(kMessages)) {
+    error.message = std::string(prompt_field(api)) + error.message.substr(kMessages.size() - 1);
+  }
+  return error;
+}
+
 }  // namespace
 
 // The call travels as a bare pointer: it belongs to the loop, and a copy that a worker still
@@ -124,7 +147,9 @@ Result<Service::Prepared> Service::prepare_conversation(Result<serve::ApiRequest
   Prepared prepared;
   if (!parsed) return parsed.error();
   prepared.request = std::move(*parsed);
-  serve::Prompt prompt = TRY(model_->codec->encode(*prepared.request.conversation));
+  Result<serve::Prompt> encoded = model_->codec->encode(*prepared.request.conversation);
+  if (!encoded) return in_words_of(prepared.request.api, std::move(encoded).error());
+  serve::Prompt prompt = std::move(*encoded);
   prepared.prompts.push_back(std::move(prompt.ids));
   prepared.start = prompt.start;
   return prepared;
@@ -187,7 +212,7 @@ std::optional<serve::ApiError> Service::check_fit(const Prepared& prepared) cons
         serve::ApiFault::kContextLength,
         "the prompt has " + std::to_string(size) + " tokens, the model takes at most " +
             std::to_string(context_tokens_max_) + " of prompt and answer together",
-        prepared.request.prompts.empty() ? "messages" : "prompt"};
+        std::string(prompt_field(prepared.request.api))};
   }
   return std::nullopt;
 }
@@ -211,7 +236,9 @@ std::unique_ptr<AnswerReader> Service::make_reader(const Prepared& prepared) {
 
 std::vector<Order> Service::make_orders(const Prepared& prepared, const Call& call) {
   const serve::ApiRequest& asked = prepared.request;
-  const uint64_t seed = asked.seed ? *asked.seed : random_();
+  // Its own, else --seed, else drawn.
+  uint64_t seed = asked.seed.value_or(options_.defaults.sampling.seed);
+  if (!asked.seed && seed == 0) seed = random_();
   const std::string who = call.guest ? call.guest->name() : "";
   std::vector<Order> orders;
   for (size_t p = 0; p < prepared.prompts.size(); ++p) {
@@ -230,7 +257,8 @@ std::vector<Order> Service::make_orders(const Prepared& prepared, const Call& ca
       order.request.sampling.seed = seed;
       order.request.sampling.stream = orders.size();
       order.request.priority = asked.priority;
-      order.request.tenant = std::hash<std::string>()(who + '\n' + asked.user);
+      // A key's share is the key's: naming ever new users must not make it larger.
+      order.request.tenant = std::hash<std::string>()(who.empty() ? asked.user : who);
       order.request.cache_namespace = who;
       if (options_.deadline.count() > 0) order.request.deadline = call.arrived + options_.deadline;
       order.reader = make_reader(prepared);

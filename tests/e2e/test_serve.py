@@ -180,6 +180,15 @@ class Serving(GalleyTest):
         self.assertEqual(len(set(texts)), 3)
         self.assertEqual([choice["index"] for choice in one[0]], [0, 1, 2])
 
+    def test_the_servers_own_seed(self):
+        def two(server):
+            return [json.loads(server.generate(temperature=1, max_tokens=24)[2])["choices"][0]["text"]
+                    for _ in range(2)]
+        fixed = two(Server(self, "--seed", "5", model=MODEL))
+        self.assertEqual(fixed[0], fixed[1])
+        drawn = two(Server(self, model=MODEL))
+        self.assertNotEqual(drawn[0], drawn[1])
+
     def test_bad_requests_say_what_is_wrong(self):
         server = Server(self, model=MODEL)
         def refused(status, words, body, path="/v1/completions"):
@@ -199,6 +208,9 @@ class Serving(GalleyTest):
         long = {"prompt": [5] * 3000}
         refused(400, "3000", long)
         refused(400, "2048", long)
+        # In the words of the API that was asked.
+        image = [{"role": "user", "content": [{"type": "input_image", "image_url": "http://a/b"}]}]
+        refused(400, "input: images", {"input": image}, "/v1/responses")
         # Unknown fields are named, not swallowed.
         fields = server.generate(frobnicate=1)[1]
         self.assertIn("frobnicate", fields["Warning"])
