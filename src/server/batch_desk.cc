@@ -278,7 +278,11 @@ void BatchDesk::answered(Job& job, const serve::BatchCall& call,
   const bool fits = has_room(response.body.size());
   const std::string_view body = fits ? std::string_view(response.body) : kFull;
   const int status = fits ? response.status : kInsufficientStorage;
-  const std::string id = parts_.fresh_id();
+  // The name under which the log has it.
+  const auto name = std::find_if(
+      response.fields.begin(), response.fields.end(),
+      [](const auto& field) { return net::equal_ignoring_case(field.name, "x-request-id"); });
+  const std::string id = name != response.fields.end() ? name->value : parts_.fresh_id();
   const std::string line = job.run.end_request(call, id, status, body.empty() ? "null" : body);
   (status >= 200 && status < 300 ? job.output : job.errors) += line;
   bytes_ += line.size();

@@ -94,7 +94,9 @@ TEST_F(BatchDeskTest, FromUploadToOutput) {
   EXPECT_EQ(batch(id)["status"], "validating");
   serve_all([&](const Json& body) {
     EXPECT_EQ(body["priority"], "batch");
-    return body["prompt"] == "3" ? net::HttpResponse{400, {}, R"({"error":{}})"} : good(body);
+    return body["prompt"] == "3"
+               ? net::HttpResponse{400, {{"X-Request-Id", "named"}}, R"({"error":{}})"}
+               : good(body);
   });
   EXPECT_EQ(most_, 2U);
   const Json done = batch(id);
@@ -109,7 +111,9 @@ TEST_F(BatchDeskTest, FromUploadToOutput) {
     custom_ids.push_back(line["custom_id"]);
   }
   EXPECT_EQ(custom_ids, (std::vector<std::string>{"l0", "l1", "l2", "l4"}));
-  EXPECT_NE(desk_.file_content("me", done["error_file_id"])->find("\"l3\""), std::string::npos);
+  const Json wrong = Json::parse(*desk_.file_content("me", done["error_file_id"]));
+  EXPECT_EQ(wrong["custom_id"], "l3");
+  EXPECT_EQ(wrong["response"]["request_id"], "named");  // as in the log
 }
 
 TEST_F(BatchDeskTest, TurnedAwayIsAskedAgain) {
