@@ -2,8 +2,11 @@
 // same answers as when asked one by one, lists, and what is refused.
 
 import assert from 'node:assert/strict';
+import { File } from 'node:buffer';
 import { after, before, test as named_test } from 'node:test';
 import { client_package, start_server } from './served.mjs';
+
+globalThis.File ??= File; // Debian's Node.js 18 has it, but not as a global
 
 const { default: OpenAI, toFile } = client_package('openai');
 const test = (name, body) => named_test(name, { timeout: 120_000 }, body);

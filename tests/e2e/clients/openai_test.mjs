@@ -5,7 +5,7 @@ import assert from 'node:assert/strict';
 import { after, before, test as named_test } from 'node:test';
 import { client_package, eventually, start_server } from './served.mjs';
 
-const { default: OpenAI, toFile } = client_package('openai');
+const { default: OpenAI } = client_package('openai');
 const test = (name, body) => named_test(name, { timeout: 120_000 }, body);
 
 let server;
@@ -168,39 +168,4 @@ test('responses', async () => {
   }
   assert.equal(text, answer.output_text);
   assert.ok(['response.completed', 'response.incomplete'].includes(last.type), last.type);
-});
-
-test('a batch: upload, run, read', async () => {
-  const lines = ['Hello', 'Tell me a story', 'Good night'].map((content, i) => JSON.stringify({
-    custom_id: `r${i}`, method: 'POST', url: '/v1/chat/completions', body: ask(content),
-  }));
-  lines.push(JSON.stringify({
-    custom_id: 'bad', method: 'POST', url: '/v1/chat/completions', body: ask('x', { model: 'none' }),
-  }));
-  const input = await client.files.create(
-    { file: await toFile(Buffer.from(lines.join('\n')), 'in.jsonl'), purpose: 'batch' });
-  assert.equal(await (await client.files.content(input.id)).text(), lines.join('\n'));
-  let batch = await client.batches.create(
-    { input_file_id: input.id, endpoint: '/v1/chat/completions', completion_window: '24h' });
-  while (!['completed', 'failed', 'expired', 'cancelled'].includes(batch.status)) {
-    await new Promise((resolve) => setTimeout(resolve, 100));
-    batch = await client.batches.retrieve(batch.id);
-  }
-  assert.equal(batch.status, 'completed', JSON.stringify(batch));
-  assert.deepEqual({ ...batch.request_counts }, { total: 4, completed: 3, failed: 1 });
-  const read = async (id) => (await (await client.files.content(id)).text()).trim().split('\n')
-    .map((line) => JSON.parse(line));
-  const output = await read(batch.output_file_id);
-  assert.deepEqual(output.map((line) => line.custom_id).sort(), ['r0', 'r1', 'r2']);
-  const hello = await client.chat.completions.create(ask('Hello'));
-  const same = output.find((line) => line.custom_id === 'r0').response.body;
-  assert.deepEqual(same.choices[0].message, JSON.parse(JSON.stringify(hello.choices[0].message)));
-  const [wrong] = await read(batch.error_file_id);
-  assert.equal(wrong.response.status_code, 404);
-  const listed = [];
-  for await (const file of client.files.list()) listed.push(file.id);
-  assert.ok(listed.includes(input.id) && listed.includes(batch.output_file_id));
-  await client.files.delete(input.id);
-  await assert.rejects(client.files.retrieve(input.id), OpenAI.NotFoundError);
-  await assert.rejects(client.batches.cancel(batch.id), OpenAI.BadRequestError);
 });
