@@ -9,7 +9,6 @@
 #include <random>
 #include <thread>
 
-#include "base/random.h"
 #include "net/event_reader.h"
 #include "net/http_client.h"
 #include "tools/command.h"
@@ -227,7 +226,6 @@ std::vector<LoadSample> run_load(const ServeLoad& load, const net::HttpUrl& url,
       // Without a rate a request is due when a connection is free for it.
       if (load.rate <= 0) when = Clock::now();
       LoadSample sample = ask(client, load, number, when);
-      sample.due_s = due_s;
       if (interrupted()) return;  // cut short by us
       const std::scoped_lock lock(mutex);
       samples.push_back(std::move(sample));

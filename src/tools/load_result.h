@@ -12,7 +12,6 @@ namespace galley::tools {
 struct LoadSample {
   bool failed = false;
   std::string failure;
-  double due_s = 0;        // after the test's start
   double sent_late_s = 0;  // every connection was busy
   double first_token_s = 0;
   double total_s = 0;

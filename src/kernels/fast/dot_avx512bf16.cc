@@ -23,12 +23,6 @@ namespace {
 
 constexpr int64_t kPanelOutputs = 16;
 
-struct RowsOfX {
-  const uint16_t* const* x;
-  float* sums;  // [row * stride + output]
-  int64_t stride;
-};
-
 // --- many rows: a panel of weights as bf16, register tiles over it -----------------
 
 // C weight rows (each [chunks][128] bf16, `w_stride` apart) against R rows of x.

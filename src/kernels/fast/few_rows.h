@@ -11,6 +11,13 @@ namespace galley::kernels::GALLEY_ISA {
 constexpr int64_t kFewRows = 8;
 constexpr int kFewOutputs = 4;
 
+// Rows of activations as bf16, and where their sums go.
+struct RowsOfX {
+  const uint16_t* const* x;
+  float* sums;  // [row * stride + output]
+  int64_t stride;
+};
+
 // Whether no scale of the outputs is 0 or 255, the two that are more than an exponent.
 // Formats other than kFp4Row32 are always plain.
 bool plain_scales(const WeightView& weight, int64_t begin, int64_t count);

@@ -21,12 +21,6 @@ namespace {
 // Outputs whose lanes are carried from one span of K to the next.
 constexpr int64_t kTileOutputs = 16;
 
-struct RowsOfX {
-  const uint16_t* const* x;
-  float* sums;  // [row * stride + output]
-  int64_t stride;
-};
-
 // Chunks [begin, end) of `chunks`; lanes wait in `carry` between two such spans.
 struct Span {
   int64_t begin;
