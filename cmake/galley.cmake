@@ -1,10 +1,12 @@
 # One library a folder, sources listed by name, one test program beside it.
 
 add_library(galley_flags INTERFACE)
+# g++ contracts a*b+c by default: a loop and its tail would then round differently.
+set(GALLEY_CXX_OPTIONS -Wall -Wextra -Werror -Wshadow -Wconversion -Wno-sign-conversion
+  -Wnon-virtual-dtor -ffp-contract=off -fno-math-errno)
 target_compile_options(galley_flags INTERFACE
-  -Wall -Wextra -Werror -Wshadow -Wconversion -Wno-sign-conversion -Wnon-virtual-dtor
-  # g++ contracts a*b+c by default: a loop and its tail would then round differently.
-  -ffp-contract=off -fno-math-errno)
+  "$<$<COMPILE_LANGUAGE:CXX>:${GALLEY_CXX_OPTIONS}>"
+  "$<$<COMPILE_LANGUAGE:CUDA>:${GALLEY_CUDA_OPTIONS}>")
 target_include_directories(galley_flags INTERFACE ${PROJECT_SOURCE_DIR}/src)
 target_link_libraries(galley_flags INTERFACE Threads::Threads)
 if(GALLEY_SANITIZE)

@@ -69,7 +69,7 @@ def check_layers():
 
 
 def check_sizes():
-    for name in tracked("*.h", "*.cc", "*.py", "*.cmake", "dev"):
+    for name in tracked("*.h", "*.cc", "*.cu", "*.cuh", "*.py", "*.cmake", "dev"):
         lines = (ROOT / name).read_text().count("\n")
         if lines > LINES_MAX and name not in LONG_FILES:
             yield f"{name}: {lines} lines; what is the second idea in it?"
@@ -104,7 +104,7 @@ def check_links():
 
 
 def check_format():
-    names = tracked("src/*.h", "src/*.cc", "tests/*.h", "tests/*.cc")
+    names = tracked("src/*.h", "src/*.cc", "src/*.cu", "src/*.cuh", "tests/*.h", "tests/*.cc")
     tool = next((t for t in ("clang-format-14", "clang-format") if _found(t)), None)
     if tool is None:
         yield "clang-format-14 is not installed: ./dev setup"

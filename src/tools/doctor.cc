@@ -10,6 +10,7 @@
 
 #include "base/file.h"
 #include "base/machine.h"
+#include "kernels/cuda/device.h"
 #include "model/checkpoint.h"
 #include "model/footprint.h"
 #include "model/tokenizer.h"
@@ -135,7 +136,17 @@ void print_machine(const Findings& found) {
   if (found.disk_free_bytes > 0) {
     fmt::print("         disk of the model: {} free\n", bytes_text(found.disk_free_bytes));
   }
-  fmt::print("         device: the CPU, this build has no other backend\n");
+  const auto devices = kernels::cuda::list_devices();
+  if (!devices) {
+    fmt::print("         no GPU: {}\n", devices.error().message);
+    return;
+  }
+  for (const kernels::cuda::DeviceProperties& device : *devices) {
+    fmt::print("         GPU {}: {}, compute capability {}.{}, {} multiprocessors, {}{}\n",
+               device.index, device.name, device.major, device.minor, device.multiprocessors,
+               bytes_text(device.memory_bytes),
+               device.is_sm90() ? "" : " (not used: the kernels are for 9.0)");
+  }
 }
 
 void print_fit(const Findings& found) {
@@ -184,6 +195,16 @@ void print_problems(const Findings& found) {
 
 nlohmann::ordered_json machine_json(const Findings& found) {
   const Machine& machine = found.machine;
+  nlohmann::ordered_json gpus = nlohmann::ordered_json::array();
+  if (const auto devices = kernels::cuda::list_devices()) {
+    for (const kernels::cuda::DeviceProperties& device : *devices) {
+      gpus.push_back({{"name", device.name},
+                      {"compute_capability", fmt::format("{}.{}", device.major, device.minor)},
+                      {"multiprocessors", device.multiprocessors},
+                      {"memory_bytes", device.memory_bytes},
+                      {"usable", device.is_sm90()}});
+    }
+  }
   return {{"cpu", machine.cpu_name},
           {"cpus", machine.cpus},
           {"memory_bytes", machine.memory_bytes},
@@ -191,7 +212,8 @@ nlohmann::ordered_json machine_json(const Findings& found) {
           {"disk_free_bytes", found.disk_free_bytes},
           {"avx2", machine.has_avx2},
           {"avx512", machine.has_avx512},
-          {"avx512_bf16", machine.has_avx512_bf16}};
+          {"avx512_bf16", machine.has_avx512_bf16},
+          {"gpus", gpus}};
 }
 
 nlohmann::ordered_json model_json(const Findings& found) {

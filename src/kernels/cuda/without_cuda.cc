@@ -1,0 +1,18 @@
+// The CUDA backend of a program that was built without it.
+#include "kernels/cuda/device.h"
+
+namespace galley::kernels::cuda {
+namespace {
+
+Error without_cuda() {
+  return Error{ErrorCode::kUnsupported,
+               "this program was built without CUDA (cmake found no nvcc, or GALLEY_CUDA=OFF)"};
+}
+
+}  // namespace
+
+Result<std::vector<DeviceProperties>> list_devices() { return without_cuda(); }
+Result<DeviceProperties> open_device(int32_t /*index*/) { return without_cuda(); }
+Result<void> check_launch(const char* /*what*/) { return without_cuda(); }
+
+}  // namespace galley::kernels::cuda
