@@ -14,6 +14,7 @@
 #include "kernels/tensor.h"
 #include "model/config.h"
 #include "model/kv_layout.h"
+#include "model/kv_snapshot.h"
 
 namespace galley::model {
 
@@ -48,6 +49,14 @@ class KvCache {
   // Held input of the cut layer: streams, then mix.
   kernels::Bf16* held_streams(int32_t slot, int64_t position) const;
   float* held_mix(int32_t slot, int64_t position) const;
+
+  // Copies between a slot or page and host memory, in kv_snapshot.cc. `position`: of kReuse, the
+  // page boundary; the sequence is computed up to it or less than a page further.
+  int64_t slot_image_bytes(SlotPart part) const;
+  void save_slot(int32_t slot, SlotPart part, int64_t position, const HostBlocks& to) const;
+  void load_slot(int32_t slot, SlotPart part, int64_t position, const HostBlocks& from);
+  void save_page(int32_t page, std::byte* to) const;  // layout().page_bytes
+  void load_page(int32_t page, const std::byte* from);
 
  private:
   KvCache() = default;

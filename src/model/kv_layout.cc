@@ -23,6 +23,11 @@ Result<void> check_options(const Config& config, const KvOptions& options) {
                                           std::to_string(multiple) +
                                           ", the compression ratios' common multiple"};
   }
+  if (options.reuse_layers < 0 || options.reuse_layers > config.layers) {
+    return Error{ErrorCode::kInvalid,
+                 "reuse_layers is " + std::to_string(options.reuse_layers) + " of " +
+                     std::to_string(config.layers) + " layers"};
+  }
   if (options.verify_rows_max < 1) {
     return Error{ErrorCode::kInvalid, "verify_rows_max is " +
                                           std::to_string(options.verify_rows_max) +
@@ -58,6 +63,11 @@ void place_slot(const Config& config, const KvOptions& options, KvLayout& layout
     // held: the oldest of them sees W - 1 keys more.
     const bool cut = layer == config.decoder_source();
     ring.slots = (cut ? 2 * config.window - 1 : config.window) + options.verify_rows_max;
+    if (layer < options.reuse_layers) {
+      // The next row sees W - 1 keys more; a held input of the cut layer as many again.
+      ring.reuse = (cut && options.hold_inputs ? 2 : 1) * (config.window - 1);
+      ring.slots += options.page_tokens - 1;
+    }
     ring.offset = take(int64_t{ring.slots} * layout.window_record_bytes);
     layout.rings.push_back(ring);
   }
@@ -68,6 +78,10 @@ void place_slot(const Config& config, const KvOptions& options, KvLayout& layout
   }
   if (options.hold_inputs && config.decoder_source() >= 0) {
     layout.held.slots = config.window + options.verify_rows_max;
+    if (options.reuse_layers > 0) {
+      layout.held.reuse = config.window - 1;
+      layout.held.slots += options.page_tokens - 1;
+    }
     layout.held.offset = take(layout.held.slots * layout.held_row_bytes);
   }
 }

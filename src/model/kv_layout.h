@@ -22,6 +22,10 @@ struct KvOptions {
   int32_t page_tokens = 128;    // a multiple of every ratio
   int32_t verify_rows_max = 8;  // rows of one sequence that a later plan may take back
   bool hold_inputs = false;     // room for SequencePlan::hold_inputs
+  // Rings of the first so many layers, and the held inputs, belong to reuse snapshots
+  // (kv_snapshot.h): they reach back a page further, so that a snapshot of a page boundary can
+  // be taken up to page_tokens - 1 positions later. 0: no such snapshots.
+  int32_t reuse_layers = 0;
 };
 
 struct KvSourceLayout {
@@ -37,6 +41,7 @@ struct KvSourceLayout {
 struct RingLayout {
   int64_t offset = 0;  // in a slot
   int32_t slots = 0;   // records
+  int32_t reuse = 0;   // of them, those before a page boundary that a reuse snapshot has
 };
 
 struct KvLayout {
