@@ -24,7 +24,7 @@ struct SnapshotId {
 
 // What a sequence must know to start from a reuse snapshot.
 struct SnapshotState {
-  bool exact = false;       // its bits are those of a cold run
+  bool exact = false;        // its bits are those of a cold run
   int64_t window_floor = 0;  // no row of its history saw window keys before it
   // Keys and inputs of the layer at the cut have their bits from here on.
   int64_t valid_from = 0;

@@ -24,9 +24,8 @@ Result<void> check_options(const Config& config, const KvOptions& options) {
                                           ", the compression ratios' common multiple"};
   }
   if (options.reuse_layers < 0 || options.reuse_layers > config.layers) {
-    return Error{ErrorCode::kInvalid,
-                 "reuse_layers is " + std::to_string(options.reuse_layers) + " of " +
-                     std::to_string(config.layers) + " layers"};
+    return Error{ErrorCode::kInvalid, "reuse_layers is " + std::to_string(options.reuse_layers) +
+                                          " of " + std::to_string(config.layers) + " layers"};
   }
   if (options.verify_rows_max < 1) {
     return Error{ErrorCode::kInvalid, "verify_rows_max is " +

@@ -43,7 +43,8 @@ Driver::Driver(const model::Model& model, const DriverOptions& options)
   cache_ = model::KvCache::create(model.config(),
                                   {.page_tokens = options.page_tokens,
                                    .verify_rows_max = options.verify_rows_max,
-                                   .hold_inputs = options.hold_inputs},
+                                   .hold_inputs = options.hold_inputs,
+                                   .reuse_layers = options.reuse_layers},
                                   pages, options.sequences_max)
                .value();
   step_ =
@@ -99,6 +100,8 @@ model::SequencePlan Driver::plan(const Part& part) const {
       plan.held_rows = static_cast<int32_t>(std::max<int64_t>(0, part.begin - floor));
     }
   }
+  if (part.keep_inputs) plan.hold_inputs = true;
+  if (part.held_rows > 0) plan.held_rows = part.held_rows;
   const size_t kept = std::min(begin, static_cast<size_t>(plan.held_rows) + 3);
   plan.look_back = tokens.subspan(begin - kept, kept);
   plan.page_table = sequence.pages;

@@ -31,6 +31,7 @@ struct DriverOptions {
   int32_t page_tokens = 32;
   int32_t verify_rows_max = 4;
   bool hold_inputs = false;
+  int32_t reuse_layers = 0;
   bool capture_targets = false;
   int32_t rows_max = 1024;
   int32_t sequences_max = 8;
@@ -60,6 +61,8 @@ struct Part {
   model::RowKind kind = model::RowKind::kPrefill;
   int64_t window_floor = 0;
   int64_t global_begin = 0;
+  bool keep_inputs = false;  // for a snapshot: the tail runs in every chunk all the same
+  int32_t held_rows = 0;     // of a snapshot that was loaded
 };
 
 class Driver {
