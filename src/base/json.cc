@@ -1,5 +1,6 @@
 #include "base/json.h"
 
+#include <algorithm>
 #include <cmath>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -10,26 +11,57 @@ namespace {
 
 using nlohmann::json;
 
-// The deepest nesting of brackets outside strings. Checked before parsing:
-// the library frees deep values by recursion.
-int32_t nesting_depth(std::string_view text) {
+// What a text will become, from its marks outside strings. Looked at before parsing: the library
+// frees deep values by recursion, and builds what it is given whatever that takes.
+struct Survey {
+  int32_t deepest = 0;  // nesting of brackets
+  size_t tree_bytes = 0;
+};
+
+// Bytes of each, measured with glibc's allocator: a value in an array whose growth copies it; a
+// key in its map, in the list of its object's order and in the set of those seen; containers with
+// their headers and the places where their order is kept; a string's header.
+constexpr size_t kValueBytes = 32;
+constexpr size_t kKeyBytes = 320;
+constexpr size_t kObjectBytes = 288;
+constexpr size_t kArrayBytes = 64;
+constexpr size_t kStringBytes = 64;
+
+Survey survey(std::string_view text) {
+  Survey found;
+  found.tree_bytes = text.size();
   int32_t depth = 0;
-  int32_t deepest = 0;
-  bool in_string = false;
   for (size_t i = 0; i < text.size(); ++i) {
-    const char c = text[i];
-    if (in_string) {
-      if (c == '\\') ++i;
-      if (c == '"') in_string = false;
-    } else if (c == '"') {
-      in_string = true;
-    } else if (c == '[' || c == '{') {
-      deepest = std::max(deepest, ++depth);
-    } else if (c == ']' || c == '}') {
-      --depth;
+    switch (text[i]) {
+      case '"':
+        found.tree_bytes += kStringBytes;
+        for (++i; i < text.size() && text[i] != '"'; ++i) {
+          if (text[i] == '\\') ++i;
+        }
+        break;
+      case '{':
+        found.tree_bytes += kObjectBytes;
+        found.deepest = std::max(found.deepest, ++depth);
+        break;
+      case '[':
+        found.tree_bytes += kArrayBytes;
+        found.deepest = std::max(found.deepest, ++depth);
+        break;
+      case '}':
+      case ']':
+        --depth;
+        break;
+      case ',':
+        found.tree_bytes += kValueBytes;
+        break;
+      case ':':
+        found.tree_bytes += kKeyBytes;
+        break;
+      default:
+        break;
     }
   }
-  return deepest;
+  return found;
 }
 
 // Builds the value through the library's own builder, and remembers what the
@@ -223,9 +255,16 @@ Result<JsonDocument> JsonDocument::parse(std::string_view text, const JsonLimits
                                           " bytes, at most " + std::to_string(limits.bytes_max) +
                                           " are accepted"};
   }
-  if (nesting_depth(text) > limits.depth_max) {
+  const Survey found = survey(text);
+  if (found.deepest > limits.depth_max) {
     return Error{ErrorCode::kInvalid,
                  "JSON nested deeper than " + std::to_string(limits.depth_max) + " levels"};
+  }
+  if (found.tree_bytes > limits.tree_bytes_max) {
+    return Error{ErrorCode::kInvalid,
+                 "JSON of too many values: they would take about " +
+                     std::to_string(found.tree_bytes >> 20) + " MiB of memory, at most " +
+                     std::to_string(limits.tree_bytes_max >> 20) + " are given to one text"};
   }
   auto value = std::make_unique<json>();
   Builder builder(*value, limits);

@@ -23,7 +23,10 @@ namespace galley {
 
 struct JsonLimits {
   size_t bytes_max = size_t{16} << 20;
-  int32_t depth_max = 64;    // of nested arrays and objects
+  int32_t depth_max = 64;  // of nested arrays and objects
+  // What the values may take in memory, guessed from the text before any is made: many small
+  // values take some thirty times their text.
+  size_t tree_bytes_max = std::numeric_limits<size_t>::max();
   bool unique_keys = false;  // refuse an object that names a key twice
   bool keep_order = false;   // JsonValue::keys() as written, else sorted; implies unique_keys
 };

@@ -28,6 +28,23 @@ TEST(Json, ReadsTypedFields) {
   EXPECT_FALSE(root.find("absent").has_value());
 }
 
+TEST(Json, ManySmallValuesAreRefusedBeforeTheyAreMade) {
+  JsonLimits limits;
+  limits.tree_bytes_max = size_t{1} << 20;
+  std::string numbers = "[0";
+  for (int i = 0; i < 100'000; ++i) numbers += ",0";
+  std::string arrays = "[[]";
+  for (int i = 0; i < 100'000; ++i) arrays += ",[]";
+  std::string keys = R"({"k":0)";
+  for (int i = 0; i < 10'000; ++i) keys += ",\"k" + std::to_string(i) + "\":0";
+  for (const std::string& text : {numbers + "]", arrays + "]", keys + "}"}) {
+    EXPECT_NE(parse_error(text, limits).find("too many values"), std::string::npos);
+    EXPECT_EQ(parse_error(text), "");
+  }
+  // What stands in strings is no mark.
+  EXPECT_EQ(parse_error("[\"" + std::string(500'000, ',') + "\\\"{\"]", limits), "");
+}
+
 TEST(Json, ErrorsNameThePath) {
   const auto document =
       JsonDocument::parse(R"({"a": {"b": [1, "x"], "c": 1.5, "u": 18446744073709551615}})");

@@ -66,6 +66,7 @@ Result<JsonDocument> parse_body(std::string_view body) {
   JsonLimits limits;
   limits.bytes_max = kBodyBytesMax;
   limits.depth_max = kBodyDepthMax;
+  limits.tree_bytes_max = kBodyTreeBytesMax;
   limits.unique_keys = true;
   limits.keep_order = true;  // the model is shown tools and arguments as they were written
   JsonDocument document = TRY(JsonDocument::parse(body, limits));

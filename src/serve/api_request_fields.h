@@ -15,6 +15,8 @@ namespace galley::serve {
 
 constexpr size_t kBodyBytesMax = size_t{32} << 20;
 constexpr int32_t kBodyDepthMax = 64;
+// Three million token ids, or two hundred thousand fields.
+constexpr size_t kBodyTreeBytesMax = size_t{96} << 20;
 constexpr size_t kNameBytesMax = 512;  // of models, users and the like
 
 // A whole body: one JSON object, no key twice.

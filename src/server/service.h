@@ -49,6 +49,7 @@ struct ServiceOptions {
   std::chrono::milliseconds stuck_after{60'000};  // without a finished step while there is work
   int32_t worker_threads = 1;
   size_t worker_queue_max = 1024;
+  size_t worker_bytes_max = size_t{256} << 20;  // of bodies that wait for a worker
 };
 
 enum class ServiceState : uint8_t { kStarting, kReady, kLeaving, kRefusing, kStopped };
@@ -162,7 +163,6 @@ class Service {
   void get_kitchen(std::unique_ptr<Call> call);
 
   // Generation: on a worker, then on the loop again.
-  using Prepare = std::function<Result<Prepared>()>;
   void start(std::unique_ptr<Call> call, Result<Prepared> prepared);
   void reply_prepared(std::unique_ptr<Call> call, Result<Prepared> prepared);
   std::optional<serve::ApiError> check_fit(const Prepared& prepared) const;
@@ -174,7 +174,8 @@ class Service {
   Result<Prepared> prepare_detokenize(const std::string& body) const;
   std::vector<Order> make_orders(const Prepared& prepared, const Call& call);
   std::unique_ptr<AnswerReader> make_reader(const Prepared& prepared);
-  // Runs `work` on a worker and `then` with its result on the loop.
+  // Runs `work` on the body on a worker, and `then` with its result on the loop.
+  using Prepare = std::function<Result<Prepared>(const std::string& body)>;
   void on_worker(std::unique_ptr<Call> call, Prepare work,
                  void (Service::*then)(std::unique_ptr<Call>, Result<Prepared>));
 

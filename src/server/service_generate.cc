@@ -39,14 +39,17 @@ Error in_words_of(serve::Api api, Error error) {
 // holds must not be the one that ends it.
 void Service::on_worker(std::unique_ptr<Call> call, Prepare work,
                         void (Service::*then)(std::unique_ptr<Call>, Result<Prepared>)) {
+  std::string body = std::move(call->exchange->request().body);
+  const size_t bytes = body.size();
   Call* const travelling = call.release();
-  const bool taken = workers_->post([this, travelling, work = std::move(work), then] {
-    auto result = std::make_shared<Result<Prepared>>(work());
-    loop_->post([this, travelling, result, then] {
-      --preparing_;
-      (this->*then)(std::unique_ptr<Call>(travelling), std::move(*result));
-    });
-  });
+  const bool taken = workers_->post(
+      bytes, [this, travelling, body = std::move(body), work = std::move(work), then] {
+        auto result = std::make_shared<Result<Prepared>>(work(body));
+        loop_->post([this, travelling, result, then] {
+          --preparing_;
+          (this->*then)(std::unique_ptr<Call>(travelling), std::move(*result));
+        });
+      });
   if (taken) {
     ++preparing_;
     return;
@@ -56,60 +59,53 @@ void Service::on_worker(std::unique_ptr<Call> call, Prepare work,
 }
 
 void Service::post_completions(std::unique_ptr<Call> call) {
-  std::string body = std::move(call->exchange->request().body);
   on_worker(
-      std::move(call), [this, body = std::move(body)] { return prepare_completion(body); },
+      std::move(call), [this](const std::string& body) { return prepare_completion(body); },
       &Service::start);
 }
 
 void Service::post_chat(std::unique_ptr<Call> call) {
-  std::string body = std::move(call->exchange->request().body);
   on_worker(
       std::move(call),
-      [this, body = std::move(body)] {
+      [this](const std::string& body) {
         return prepare_conversation(serve::parse_chat_request(body, options_.defaults));
       },
       &Service::start);
 }
 
 void Service::post_responses(std::unique_ptr<Call> call) {
-  std::string body = std::move(call->exchange->request().body);
   on_worker(
       std::move(call),
-      [this, body = std::move(body)] {
+      [this](const std::string& body) {
         return prepare_conversation(serve::parse_responses_request(body, options_.defaults));
       },
       &Service::start);
 }
 
 void Service::post_messages(std::unique_ptr<Call> call) {
-  std::string body = std::move(call->exchange->request().body);
   on_worker(
       std::move(call),
-      [this, body = std::move(body)] {
+      [this](const std::string& body) {
         return prepare_conversation(serve::parse_messages_request(body, options_.defaults));
       },
       &Service::start);
 }
 
 void Service::post_count_tokens(std::unique_ptr<Call> call) {
-  std::string body = std::move(call->exchange->request().body);
   on_worker(
-      std::move(call), [this, body = std::move(body)] { return prepare_count(body); },
+      std::move(call), [this](const std::string& body) { return prepare_count(body); },
       &Service::reply_prepared);
 }
 
 void Service::post_tokenize(std::unique_ptr<Call> call) {
-  std::string body = std::move(call->exchange->request().body);
   on_worker(
-      std::move(call), [this, body = std::move(body)] { return prepare_tokenize(body); },
+      std::move(call), [this](const std::string& body) { return prepare_tokenize(body); },
       &Service::reply_prepared);
 }
 
 void Service::post_detokenize(std::unique_ptr<Call> call) {
-  std::string body = std::move(call->exchange->request().body);
   on_worker(
-      std::move(call), [this, body = std::move(body)] { return prepare_detokenize(body); },
+      std::move(call), [this](const std::string& body) { return prepare_detokenize(body); },
       &Service::reply_prepared);
 }
 
