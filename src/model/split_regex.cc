@@ -98,14 +98,15 @@ Result<SplitRegex> SplitRegex::compile(std::string_view pattern) {
   return SplitRegex(std::move(compiled));
 }
 
-Result<void> SplitRegex::split(std::string_view text, std::vector<std::string_view>& pieces) const {
+Result<void> SplitRegex::split(std::string_view text, std::vector<std::string_view>& pieces,
+                               size_t pieces_max) const {
   const std::unique_ptr<pcre2_match_data, MatchDataFree> data(pcre2_match_data_create(1, nullptr));
   const pcre2_code* code = compiled_->code.get();
   const auto* subject = reinterpret_cast<PCRE2_SPTR>(text.data());
   size_t done = 0;  // everything before is in `pieces`
   size_t from = 0;
   bool use_jit = compiled_->has_jit;
-  while (from < text.size()) {
+  while (from < text.size() && pieces.size() <= pieces_max) {
     int count = use_jit ? pcre2_jit_match(code, subject, text.size(), from, PCRE2_NO_UTF_CHECK,
                                           data.get(), nullptr)
                         : pcre2_match(code, subject, text.size(), from,

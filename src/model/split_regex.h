@@ -6,6 +6,8 @@
 // thread may split.
 #pragma once
 
+#include <cstddef>
+#include <limits>
 #include <memory>
 #include <string_view>
 #include <vector>
@@ -23,8 +25,10 @@ class SplitRegex {
   ~SplitRegex();
 
   // Appends the pieces of `text`, which must be UTF-8. Nothing is lost: the pieces joined
-  // are the text. kExhausted when matching needs more memory than is reasonable.
-  Result<void> split(std::string_view text, std::vector<std::string_view>& pieces) const;
+  // are the text. kInvalid when matching needs more memory than is reasonable. Stops looking once
+  // there are more than `pieces_max`.
+  Result<void> split(std::string_view text, std::vector<std::string_view>& pieces,
+                     size_t pieces_max = std::numeric_limits<size_t>::max()) const;
 
  private:
   struct Compiled;

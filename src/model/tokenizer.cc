@@ -1,5 +1,7 @@
 #include "model/tokenizer.h"
 
+#include <algorithm>
+#include <limits>
 #include <utility>
 
 #include "base/check.h"
@@ -12,15 +14,20 @@ namespace {
 
 constexpr size_t kFileBytesMax = size_t{64} << 20;
 
-// Splits every piece by one regex after the other.
-Result<std::vector<std::string_view>> split_all(const std::vector<SplitRegex>& splits,
-                                                std::string_view text) {
+// Splits every piece by one regex after the other. More than `pieces_max` are not looked for:
+// they only become more.
+Result<std::vector<std::string_view>> split_all(
+    const std::vector<SplitRegex>& splits, std::string_view text,
+    size_t pieces_max = std::numeric_limits<size_t>::max()) {
   std::vector<std::string_view> pieces;
   if (!text.empty()) pieces.push_back(text);
   for (const SplitRegex& split : splits) {
     std::vector<std::string_view> finer;
     finer.reserve(pieces.size() * 2);
-    for (const std::string_view piece : pieces) TRY(split.split(piece, finer));
+    for (const std::string_view piece : pieces) {
+      TRY(split.split(piece, finer, pieces_max));
+      if (finer.size() > pieces_max) return finer;
+    }
     pieces = std::move(finer);
   }
   return pieces;
@@ -57,19 +64,42 @@ Result<std::vector<std::string_view>> Tokenizer::split(std::string_view text) co
   return split_all(data_->splits, text);
 }
 
-Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, Markup markup) const {
+Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, Markup markup,
+                                               TokenBudget* budget) const {
   std::vector<int32_t> ids;
+  const size_t most =
+      budget == nullptr
+          ? std::numeric_limits<size_t>::max()
+          : static_cast<size_t>(std::max<int64_t>(0, budget->tokens_max - budget->seen));
+  size_t at_least = 0;  // tokens of the text
+  // No token stands for more bytes than the longest; no piece becomes less than one.
+  const auto is_over = [&](size_t pieces, size_t bytes) {
+    if (budget == nullptr) return false;
+    const size_t longest = data_->token_bytes_max;
+    at_least = std::max(
+        at_least, ids.size() + std::max(pieces, bytes / longest + (bytes % longest > 0 ? 1 : 0)));
+    return at_least > most;
+  };
   const auto encode_plain = [&](std::string_view part) -> Result<void> {
-    const std::vector<std::string_view> pieces = TRY(split_all(data_->splits, part));
-    for (const std::string_view piece : pieces) data_->bpe->encode(piece, ids);
+    if (is_over(0, part.size())) return {};
+    const std::vector<std::string_view> pieces = TRY(split_all(data_->splits, part, most));
+    for (size_t i = 0; i < pieces.size(); ++i) {
+      if (is_over(pieces.size() - i, pieces[i].size())) return {};
+      data_->bpe->encode(pieces[i], ids);
+    }
     return {};
   };
   if (text.size() > kTextBytesMax || !is_utf8(text)) {
     TRY(split(text));  // says what is wrong
   }
+  const auto finish = [&] {
+    static_cast<void>(is_over(0, 0));
+    if (budget != nullptr) budget->seen += static_cast<int64_t>(at_least);
+    return std::move(ids);
+  };
   if (markup == Markup::kPlain) {
     TRY(encode_plain(text));
-    return ids;
+    return finish();
   }
   // The exact added tokens first, then those that a normaliser would see, in what remains.
   const auto scan = [&](const TokenTrie& trie, std::string_view part, const auto& rest) {
@@ -82,6 +112,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, Markup mar
         if (!encoded) return encoded;
       }
       if (hit.id >= 0) ids.push_back(hit.id);
+      if (is_over(0, 0)) break;
       done = end + hit.length;
     }
     return Result<void>();
@@ -89,7 +120,7 @@ Result<std::vector<int32_t>> Tokenizer::encode(std::string_view text, Markup mar
   TRY(scan(data_->exact_added, text, [&](std::string_view part) {
     return scan(data_->normalized_added, part, encode_plain);
   }));
-  return ids;
+  return finish();
 }
 
 Result<std::string> Tokenizer::decode(std::span<const int32_t> ids) const {

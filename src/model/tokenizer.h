@@ -29,6 +29,15 @@ struct AddedToken {
 // kPlain is for text of others, so that nobody smuggles one in.
 enum class Markup : uint8_t { kActive, kPlain };
 
+// How many tokens a text may become before nobody wants them any more. Over it, what is there of
+// the ids is of no use: `seen` says how many there would be at least.
+struct TokenBudget {
+  int64_t tokens_max = 0;
+  int64_t seen = 0;
+
+  bool over() const { return seen > tokens_max; }
+};
+
 class Tokenizer {
  public:
   // The text of tokenizer.json. Errors name the field; the caller adds the path.
@@ -41,9 +50,11 @@ class Tokenizer {
   ~Tokenizer();
 
   // Nothing is added: the caller writes BOS itself. The text must be UTF-8
-  // (kInvalid otherwise) and at most `kTextBytesMax` long.
+  // (kInvalid otherwise) and at most `kTextBytesMax` long. With a budget it counts, and stops as
+  // soon as the text is known to exceed it: from its length alone when that is enough.
   static constexpr size_t kTextBytesMax = size_t{64} << 20;
-  Result<std::vector<int32_t>> encode(std::string_view text, Markup markup) const;
+  Result<std::vector<int32_t>> encode(std::string_view text, Markup markup,
+                                      TokenBudget* budget = nullptr) const;
 
   // The text's pieces before BPE, as views into `text`; for tests and `galley tokenize`.
   Result<std::vector<std::string_view>> split(std::string_view text) const;

@@ -25,6 +25,7 @@ struct Tokenizer::Data {
   };
 
   std::vector<Token> tokens;       // by id; both strings empty where no token has the id
+  size_t token_bytes_max = 1;      // of the longest token
   int64_t id_max = 0;              // what an id may be in this file
   std::vector<AddedToken> added;   // ascending ids
   NameMap<int32_t> added_ids;      // by text

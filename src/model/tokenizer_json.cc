@@ -327,6 +327,9 @@ Result<void> read_tokenizer_json(std::string_view json, Tokenizer::Data& data) {
   TRY(require_type(decoder, "ByteLevel", "decoder"));
   const NameMap<int32_t> vocab = TRY(read_model(root, data));
   TRY(read_added_tokens(root, vocab, data));
+  for (const Tokenizer::Data::Token& token : data.tokens) {
+    data.token_bytes_max = std::max(data.token_bytes_max, token.bytes.size());
+  }
   return {};
 }
 

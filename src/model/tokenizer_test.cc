@@ -152,6 +152,30 @@ TEST(Tokenizer, LongPiecesAreNotQuadratic) {
   }
 }
 
+// Within its budget a text has its ids and they are counted; beyond, `seen` is more than the budget
+// and no more than the text has.
+TEST(Tokenizer, StopsWhenTheBudgetIsSpent) {
+  const Tokenizer tokenizer = golden_tokenizer();
+  for (const char* unit : {"a", "once upon ", "1", "!\n", "中", "<｜User｜>"}) {
+    std::string text;
+    while (text.size() < 2000) text += unit;
+    for (const Markup markup : {Markup::kActive, Markup::kPlain}) {
+      const std::vector<int32_t> all = *tokenizer.encode(text, markup);
+      const auto count = static_cast<int64_t>(all.size());
+      for (const int64_t most : {int64_t{0}, int64_t{1}, count / 2, count - 1}) {
+        TokenBudget budget{.tokens_max = 7 + most, .seen = 7};
+        ASSERT_TRUE(tokenizer.encode(text, markup, &budget));
+        EXPECT_TRUE(budget.over()) << unit << " " << most;
+        EXPECT_LE(budget.seen, 7 + count) << unit << " " << most;
+      }
+      TokenBudget enough{.tokens_max = 7 + count, .seen = 7};
+      EXPECT_EQ(*tokenizer.encode(text, markup, &enough), all);
+      EXPECT_EQ(enough.seen, 7 + count);
+      EXPECT_FALSE(enough.over());
+    }
+  }
+}
+
 // The two ways of merging give the same ids: pieces on both sides of the limit
 // between them, against the rule applied literally.
 TEST(Bpe, FollowsTheRuleAtEveryLength) {

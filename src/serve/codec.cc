@@ -70,12 +70,12 @@ bool is_blank(const Turn& turn) {
 class Rendering {
  public:
   Rendering(const Conversation& conversation, std::vector<Tool> tools,
-            const model::Tokenizer& tokenizer, bool takes_images)
+            const model::Tokenizer& tokenizer, bool takes_images, model::TokenBudget* budget)
       : conversation_(conversation),
         takes_images_(takes_images),
         tools_(std::move(tools)),
         turns_(make_turns(conversation.messages)),
-        writer_(tokenizer) {
+        writer_(tokenizer, budget) {
     // Tools and format belong to a system turn in front; without one they get an empty one.
     const bool has_system = !turns_.empty() && turns_[0].role == Role::kSystem;
     if (!has_system && (!tools_.empty() || !conversation.response_format.empty())) {
@@ -262,17 +262,18 @@ bool ChatCodec::is_control(int32_t id) const {
   return std::binary_search(control_.begin(), control_.end(), id);
 }
 
-Result<std::vector<int32_t>> ChatCodec::encode_text(std::string_view text,
-                                                    model::Markup markup) const {
+Result<std::vector<int32_t>> ChatCodec::encode_text(std::string_view text, model::Markup markup,
+                                                    model::TokenBudget* budget) const {
   std::vector<int32_t> ids = {begin_};
-  const std::vector<int32_t> encoded = TRY(tokenizer_->encode(text, markup));
+  if (budget != nullptr) ++budget->seen;
+  const std::vector<int32_t> encoded = TRY(tokenizer_->encode(text, markup, budget));
   ids.insert(ids.end(), encoded.begin(), encoded.end());
   return ids;
 }
 
-Result<std::vector<int32_t>> ChatCodec::encode_fill(std::string_view before,
-                                                    std::string_view after) const {
-  PromptWriter writer(*tokenizer_);
+Result<std::vector<int32_t>> ChatCodec::encode_fill(std::string_view before, std::string_view after,
+                                                    model::TokenBudget* budget) const {
+  PromptWriter writer(*tokenizer_, budget);
   TRY(writer.token(kBegin));
   TRY(writer.token(kFillBegin));
   writer.text(before);
@@ -282,7 +283,8 @@ Result<std::vector<int32_t>> ChatCodec::encode_fill(std::string_view before,
   return writer.finish();
 }
 
-Result<Prompt> ChatCodec::encode(const Conversation& conversation) const {
+Result<Prompt> ChatCodec::encode(const Conversation& conversation,
+                                 model::TokenBudget* budget) const {
   if (conversation.thinking &&
       (conversation.effort < kEffortMin || conversation.effort > kEffortMax)) {
     return Error{ErrorCode::kInvalid,
@@ -294,7 +296,7 @@ Result<Prompt> ChatCodec::encode(const Conversation& conversation) const {
                                           std::to_string(kCallsMax) + " tool calls"};
   }
   std::vector<Tool> tools = TRY(offered_tools(conversation));
-  return Rendering(conversation, std::move(tools), *tokenizer_, takes_images_).render();
+  return Rendering(conversation, std::move(tools), *tokenizer_, takes_images_, budget).render();
 }
 
 }  // namespace galley::serve

@@ -34,14 +34,18 @@ class ChatCodec {
   // what comes after can take them.
   static Result<ChatCodec> create(const model::Tokenizer& tokenizer, bool takes_images = false);
 
+  // A prompt over its budget is not encoded to its end, and of no use: ask the budget.
   // The prompt whose continuation is the assistant's next turn.
-  Result<Prompt> encode(const Conversation& conversation) const;
+  Result<Prompt> encode(const Conversation& conversation,
+                        model::TokenBudget* budget = nullptr) const;
 
   // BOS and the text as it is.
-  Result<std::vector<int32_t>> encode_text(std::string_view text, model::Markup markup) const;
+  Result<std::vector<int32_t>> encode_text(std::string_view text, model::Markup markup,
+                                           model::TokenBudget* budget = nullptr) const;
 
   // The prompt whose continuation stands between `before` and `after`.
-  Result<std::vector<int32_t>> encode_fill(std::string_view before, std::string_view after) const;
+  Result<std::vector<int32_t>> encode_fill(std::string_view before, std::string_view after,
+                                           model::TokenBudget* budget = nullptr) const;
 
   int32_t begin_id() const { return begin_; }
   int32_t end_id() const { return end_; }

@@ -8,7 +8,8 @@ namespace galley::serve {
 
 Result<void> PromptWriter::flush() {
   if (pending_.empty()) return {};
-  const std::vector<int32_t> encoded = TRY(tokenizer_->encode(pending_, model::Markup::kPlain));
+  const std::vector<int32_t> encoded =
+      TRY(tokenizer_->encode(pending_, model::Markup::kPlain, budget_));
   ids_.insert(ids_.end(), encoded.begin(), encoded.end());
   pending_.clear();
   return {};
@@ -22,6 +23,7 @@ Result<void> PromptWriter::token(std::string_view spelling) {
   }
   TRY(flush());
   ids_.push_back(*id);
+  if (budget_ != nullptr) ++budget_->seen;
   return {};
 }
 

@@ -18,8 +18,9 @@ namespace galley::serve {
 
 class PromptWriter {
  public:
-  // The tokenizer must outlive the writer.
-  explicit PromptWriter(const model::Tokenizer& tokenizer) : tokenizer_(&tokenizer) {}
+  // The tokenizer must outlive the writer, and so must the budget, if there is one.
+  explicit PromptWriter(const model::Tokenizer& tokenizer, model::TokenBudget* budget = nullptr)
+      : tokenizer_(&tokenizer), budget_(budget) {}
 
   void text(std::string_view plain) { pending_ += plain; }
 
@@ -35,6 +36,7 @@ class PromptWriter {
   Result<void> flush();
 
   const model::Tokenizer* tokenizer_;
+  model::TokenBudget* budget_;  // null: none
   std::string pending_;
   std::vector<int32_t> ids_;
 };

@@ -112,6 +112,7 @@ class Service {
   struct Prepared {
     serve::ApiRequest request;
     std::vector<std::vector<int32_t>> prompts;
+    int64_t prompt_tokens_over = 0;  // a prompt has at least these, and was not encoded to its end
     serve::AnswerStart start = serve::AnswerStart::kContent;  // of a conversation's answer
     std::vector<std::string> echo_texts;
     std::string body;  // of an answer that needs no model run; else empty
@@ -167,6 +168,7 @@ class Service {
   void reply_prepared(std::unique_ptr<Call> call, Result<Prepared> prepared);
   std::optional<serve::ApiError> check_fit(const Prepared& prepared) const;
   std::optional<serve::ApiError> check_model(std::string_view name) const;
+  model::TokenBudget token_budget() const;
   Result<Prepared> prepare_completion(const std::string& body) const;
   Result<Prepared> prepare_conversation(Result<serve::ApiRequest> parsed) const;
   Result<Prepared> prepare_count(const std::string& body) const;

@@ -116,18 +116,30 @@ void Service::reply_prepared(std::unique_ptr<Call> call, Result<Prepared> prepar
 
 // --- On a worker: model_ does not change once it is there ---
 
+// A prompt that is somewhat too long is counted, so that its client knows what to cut; beyond
+// that its count is not worth a worker's time.
+model::TokenBudget Service::token_budget() const {
+  constexpr int64_t kCountedTokens = 32'768;
+  return {.tokens_max = std::max(2 * context_tokens_max_, kCountedTokens)};
+}
+
 Result<Service::Prepared> Service::prepare_completion(const std::string& body) const {
   Prepared prepared;
   prepared.request = TRY(serve::parse_completion_request(body, options_.defaults));
   for (const serve::RawPrompt& prompt : prepared.request.prompts) {
+    model::TokenBudget budget = token_budget();
     if (!prompt.ids.empty()) {
       prepared.prompts.push_back(prompt.ids);
     } else if (prepared.request.suffix) {
       prepared.prompts.push_back(
-          TRY(model_->codec->encode_fill(prompt.text, *prepared.request.suffix)));
+          TRY(model_->codec->encode_fill(prompt.text, *prepared.request.suffix, &budget)));
     } else {
       prepared.prompts.push_back(
-          TRY(model_->codec->encode_text(prompt.text, model::Markup::kPlain)));
+          TRY(model_->codec->encode_text(prompt.text, model::Markup::kPlain, &budget)));
+    }
+    if (budget.over()) {
+      prepared.prompt_tokens_over = budget.seen;
+      return prepared;
     }
     if (!prepared.request.echo) continue;
     prepared.echo_texts.push_back(prompt.ids.empty() ? prompt.text
@@ -143,8 +155,13 @@ Result<Service::Prepared> Service::prepare_conversation(Result<serve::ApiRequest
   Prepared prepared;
   if (!parsed) return parsed.error();
   prepared.request = std::move(*parsed);
-  Result<serve::Prompt> encoded = model_->codec->encode(*prepared.request.conversation);
+  model::TokenBudget budget = token_budget();
+  Result<serve::Prompt> encoded = model_->codec->encode(*prepared.request.conversation, &budget);
   if (!encoded) return in_words_of(prepared.request.api, std::move(encoded).error());
+  if (budget.over()) {
+    prepared.prompt_tokens_over = budget.seen;
+    return prepared;
+  }
   serve::Prompt prompt = std::move(*encoded);
   prepared.prompts.push_back(std::move(prompt.ids));
   prepared.start = prompt.start;
@@ -201,16 +218,17 @@ std::optional<serve::ApiError> Service::check_model(std::string_view name) const
 }
 
 std::optional<serve::ApiError> Service::check_fit(const Prepared& prepared) const {
+  int64_t most = prepared.prompt_tokens_over;
   for (const std::vector<int32_t>& prompt : prepared.prompts) {
-    const auto size = static_cast<int64_t>(prompt.size());
-    if (size < context_tokens_max_) continue;
-    return serve::ApiError{
-        serve::ApiFault::kContextLength,
-        "the prompt has " + std::to_string(size) + " tokens, the model takes at most " +
-            std::to_string(context_tokens_max_) + " of prompt and answer together",
-        std::string(prompt_field(prepared.request.api))};
+    most = std::max(most, static_cast<int64_t>(prompt.size()));
   }
-  return std::nullopt;
+  if (most < context_tokens_max_) return std::nullopt;
+  return serve::ApiError{serve::ApiFault::kContextLength,
+                         std::string("the prompt has ") +
+                             (prepared.prompt_tokens_over > 0 ? "at least " : "") +
+                             std::to_string(most) + " tokens, the model takes at most " +
+                             std::to_string(context_tokens_max_) + " of prompt and answer together",
+                         std::string(prompt_field(prepared.request.api))};
 }
 
 std::unique_ptr<AnswerReader> Service::make_reader(const Prepared& prepared) {

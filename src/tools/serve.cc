@@ -2,6 +2,7 @@
 //
 // Reads the settings, opens the listeners, loads the model, and leaves in order
 // when asked to. What is answered is server/service.h's business.
+#include <malloc.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -89,6 +90,13 @@ void raise_descriptor_limit() {
   if (::getrlimit(RLIMIT_NOFILE, &limit) != 0) return;
   limit.rlim_cur = limit.rlim_max;
   ::setrlimit(RLIMIT_NOFILE, &limit);
+}
+
+// Buffers of bodies go back to the system when they are freed: without this the allocator learns
+// from the first large one to keep them.
+void return_large_buffers() {
+  ::mallopt(M_MMAP_THRESHOLD, 256 << 10);
+  ::mallopt(M_TRIM_THRESHOLD, 1 << 20);
 }
 
 class Serving {
@@ -445,6 +453,7 @@ int run_serve(int argc, char** argv) {
     return command.usage("--tls-cert and --tls-key are given together");
   }
   raise_descriptor_limit();
+  return_large_buffers();
   server::EventLog log(*server::parse_log_level(options.log_level));
   Serving serving(options, log);
   const Result<int> code = serving.run();
