@@ -77,6 +77,11 @@ std::optional<ParseFailure> RequestParser::take(std::string& input) {
   size_t used = 0;
   std::optional<ParseFailure> failure;
   while (!parser.is_done() && used < input.size()) {
+    // Whatever is still to come of a chunked body, its shortest end is in it; the grammar takes for
+    // granted that it is shown that in one piece.
+    if (parser.is_header_done() && parser.chunked() && input.size() - used < kLastChunk.size()) {
+      break;
+    }
     boost::system::error_code code;
     const size_t count =
         parser.put(boost::asio::const_buffer(input.data() + used, input.size() - used), code);
@@ -100,6 +105,12 @@ std::optional<ParseFailure> RequestParser::take(std::string& input) {
     if (code == http::error::need_more || count == 0) break;
   }
   input.erase(0, used);
+  // What is left of a body's own bytes is the head of a chunk, or fields after the last one.
+  if (!failure && parser.is_header_done() && !parser.is_done() &&
+      input.size() > state_->limits.head_bytes_max) {
+    failure = ParseFailure{431, "a chunk's head or the fields after the last one are longer than " +
+                                    std::to_string(state_->limits.head_bytes_max) + " bytes"};
+  }
   return failure;
 }
 

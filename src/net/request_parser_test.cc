@@ -83,6 +83,31 @@ TEST(RequestParser, Limits) {
             413);
 }
 
+// The end of a chunked body in pieces of any size, with and without fields after it.
+TEST(RequestParser, TheLastChunkByteByByte) {
+  for (const std::string_view end : {"0\r\n\r\n", "0\r\nA: b\r\n\r\n", "0;x=y\r\n\r\n"}) {
+    for (const size_t piece : {1, 2, 3, 4, 5}) {
+      for (const std::string_view chunks : {"", "2\r\nab\r\n"}) {
+        RequestParser parser({});
+        std::string text = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+        text.append(chunks).append(end);
+        ASSERT_FALSE(feed(parser, text, piece)) << end << " by " << piece;
+        ASSERT_TRUE(parser.done()) << end << " by " << piece;
+        EXPECT_EQ(parser.release().body, chunks.empty() ? "" : "ab");
+      }
+    }
+  }
+}
+
+// A chunk's extensions and the fields at the end have the bound of a head: they would gather else.
+TEST(RequestParser, ChunkHeadsAreBounded) {
+  const std::string head = "POST / HTTP/1.1\r\nHost: a\r\nTransfer-Encoding: chunked\r\n\r\n";
+  const std::string much(1000, 'x');
+  const ParserLimits small = {.head_bytes_max = 200, .fields_max = 3, .body_bytes_max = 4};
+  EXPECT_EQ(status_of(head + "1;" + much, small), 431);
+  EXPECT_EQ(status_of(head + "0\r\nA: " + much, small), 431);
+}
+
 // Two lengths for one body are how a request is smuggled past a proxy.
 TEST(RequestParser, Nonsense) {
   for (const std::string_view text :
