@@ -185,6 +185,8 @@ void Engine::move_inbox() {
 
 bool Engine::step() {
   const TimePoint begin = Clock::now();
+  // The step that is waited for began when the one before it ended, or now.
+  const bool continues = generator_.in_flight() > 0;
   const Result<StepOutcome> outcome = generator_.step(begin);
   if (!outcome) {
     fail(outcome.error());
@@ -192,16 +194,21 @@ bool Engine::step() {
   }
   for (const TokenEvent& event : outcome->events) deliver(event);
   const TimePoint end = Clock::now();
-  pace_.note(outcome->prefill_rows, outcome->decode_rows,
-             std::chrono::duration<double>(end - begin).count());
-  generator_.set_prefill_rows_beside_decode(pace_.rows_beside_decode());
-  add(counts_.steps, int64_t{1});
-  add(counts_.step_ns, nanoseconds(end) - nanoseconds(begin));
-  counts_.last_step_ns.store(nanoseconds(end) - nanoseconds(begin), std::memory_order_relaxed);
+  if (outcome->computed()) note_step(*outcome, end - (continues ? step_ended_ : begin));
+  step_ended_ = end;
   counts_.progress_at_ns.store(nanoseconds(end), std::memory_order_relaxed);
   publish_counts();
   forget_ended();
   return true;
+}
+
+void Engine::note_step(const StepOutcome& outcome, std::chrono::nanoseconds time) {
+  pace_.note(outcome.prefill_rows, outcome.decode_rows,
+             std::chrono::duration<double>(time).count());
+  generator_.set_prefill_rows_beside_decode(pace_.rows_beside_decode());
+  add(counts_.steps, int64_t{1});
+  add(counts_.step_ns, int64_t{time.count()});
+  counts_.last_step_ns.store(time.count(), std::memory_order_relaxed);
 }
 
 void Engine::deliver(const TokenEvent& event) {

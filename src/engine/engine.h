@@ -110,6 +110,7 @@ class Engine {
   bool take_inbox();
   void move_inbox();
   bool step();
+  void note_step(const StepOutcome& outcome, std::chrono::nanoseconds time);
   void deliver(const TokenEvent& event);
   void fail(const Error& error);
   void forget_ended();
@@ -137,6 +138,7 @@ class Engine {
   // Of the engine thread.
   Generator generator_;
   PrefillPace pace_;
+  TimePoint step_ended_;
   std::unordered_map<SequenceId, std::shared_ptr<TokenSink>> sinks_;
   std::vector<Submission> arrived_;
   std::vector<SequenceId> to_cancel_;

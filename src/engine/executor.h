@@ -1,8 +1,10 @@
 // The seam between what to compute next and the device that computes it.
 //
-// One step may be in flight while the next is planned. Implementations: the
-// local device (local_executor.h), a fake in the tests; later a costed fake for
-// planner and simulator. Results are matched by (sequence, step id).
+// A step may be submitted while the one before it runs: what that one samples is
+// read where it was sampled, so nobody waits for the host. Steps run in the order
+// submitted, and results come in that order, matched by (sequence, step id).
+// Implementations: the local device (local_executor.h), a fake in the tests; later
+// a costed fake for planner and simulator.
 #pragma once
 
 #include <cstdint>
@@ -15,11 +17,18 @@
 
 namespace galley::engine {
 
+// Steps that are submitted and not collected: one runs, one waits for it.
+constexpr int32_t kStepsInFlightMax = 2;
+
 // One sequence's share of a step.
 struct PlannedSequence {
   SequenceId id{};
   model::SequencePlan rows;
   bool samples = false;  // the last row's logits become a token
+  bool masked = false;   // of those that mask() says; the row is sampled last, and waits for it
+  // The step before this one, if the only row's token is what the slot samples there:
+  // rows.tokens then holds a placeholder. 0 = all tokens are known.
+  uint64_t token_from = 0;
 };
 
 // Borrowed until the step was collected.
@@ -31,11 +40,11 @@ struct StepPlan {
 struct SampledSequence {
   SequenceId id{};
   int32_t slot = 0;
-  Sampled sampled;
-  std::span<const TokenLogprob> top_logprobs;
+  Sampled sampled = {};
+  std::span<const TokenLogprob> top_logprobs = {};
 };
 
-// Views live until the next submit.
+// Views live until the next submit or collect.
 struct StepResult {
   uint64_t step_id = 0;
   std::span<const SampledSequence> sampled;  // those that sample, in plan order
@@ -53,16 +62,19 @@ class Executor {
  public:
   virtual ~Executor() = default;
 
-  // The slot is a new sequence's. Called before the first plan that names it; may allocate.
+  // The slot is a new sequence's and named by no step in flight. Called before the first plan
+  // that names it; may allocate.
   virtual void start(const SequenceStart& start) = 0;
 
+  // At most kStepsInFlightMax may be in flight. An error: it is not.
   virtual Result<void> submit(const StepPlan& plan) = 0;
 
-  // Tokens that plan entry `sequence` may not choose: bit t of `allowed` is clear. Taken until
-  // collect; borrowed until then. Sequences without a mask may choose anything.
+  // Tokens that the masked plan entry `sequence` of a step in flight may not choose: bit t of
+  // `allowed` is clear. Once for each masked entry; borrowed until the step was collected. What
+  // was not said when the step is collected may choose anything; other steps are ignored.
   virtual void mask(uint64_t step_id, int32_t sequence, std::span<const uint64_t> allowed) = 0;
 
-  // Waits for the submitted step.
+  // Waits for the oldest step in flight, which then is no more, failed or not.
   virtual Result<StepResult> collect() = 0;
 };
 

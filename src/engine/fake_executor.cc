@@ -47,11 +47,20 @@ FakeExecutor::FakeExecutor(const GeneratorOptions& options, FakeModel model)
       pages_(static_cast<size_t>(options.page_count) * static_cast<size_t>(options.page_tokens)),
       rings_(static_cast<size_t>(kLayers * options.sequences_max * ring_slots_)),
       slot_used_(static_cast<size_t>(options.sequences_max)),
-      written_(static_cast<size_t>(options.page_count)) {
-  sampled_.reserve(static_cast<size_t>(options.sequences_max));
+      written_(static_cast<size_t>(options.page_count)),
+      last_samples_(static_cast<size_t>(options.sequences_max)) {
+  for (Flight& flight : flights_) {
+    flight.sampled.reserve(static_cast<size_t>(options.sequences_max));
+  }
 }
 
 void FakeExecutor::start(const SequenceStart& start) {
+  for (uint64_t step = oldest(); step <= last_step_; ++step) {
+    for (const PlannedSequence& flown : flight_of(step).plan.sequences) {
+      CHECK(flown.rows.slot != start.slot);
+    }
+  }
+  last_samples_[static_cast<size_t>(start.slot)] = {};
   for (int32_t layer = 0; layer < kLayers; ++layer) {
     Entry* first = &ring(layer, start.slot, 0);
     std::fill_n(first, ring_slots_, Entry{});
@@ -59,9 +68,15 @@ void FakeExecutor::start(const SequenceStart& start) {
 }
 
 Result<void> FakeExecutor::submit(const StepPlan& plan) {
-  CHECK(plan_.step_id == 0);
+  CHECK(in_flight_ < kStepsInFlightMax);
+  CHECK(plan.step_id == last_step_ + 1 || last_step_ == 0);
   TRY(check(plan));
-  plan_ = plan;
+  last_step_ = plan.step_id;
+  ++in_flight_;
+  Flight& flight = flight_of(plan.step_id);
+  flight.plan = plan;
+  flight.computed = false;
+  if (early_) compute(flight);
   return {};
 }
 
@@ -71,6 +86,7 @@ Result<void> FakeExecutor::check(const StepPlan& plan) {
   for (const PlannedSequence& planned : plan.sequences) {
     const model::SequencePlan& sequence = planned.rows;
     TRY(check_one(sequence));
+    TRY(check_beside(planned));
     if (slot_used_[static_cast<size_t>(sequence.slot)]++ != 0) return invalid("a slot used twice");
     rows += static_cast<int64_t>(sequence.tokens.size());
     const int64_t begin = std::max(sequence.first_position, sequence.global_begin);
@@ -100,6 +116,30 @@ Result<void> FakeExecutor::check_one(const model::SequencePlan& plan) const {
   for (const int32_t page : plan.page_table) {
     if (page < 0 || page >= options_.page_count) return invalid("no such page");
   }
+  return {};
+}
+
+Result<void> FakeExecutor::check_beside(const PlannedSequence& planned) {
+  const model::SequencePlan& rows = planned.rows;
+  bool samples_before = false;
+  for (uint64_t step = oldest(); step <= last_step_; ++step) {
+    for (const PlannedSequence& flown : flight_of(step).plan.sequences) {
+      if (flown.id == planned.id) {
+        samples_before = flown.samples && step == planned.token_from;
+        continue;
+      }
+      if (flown.rows.slot == rows.slot) return invalid("a slot that is in flight");
+      const int64_t begin = std::max(rows.first_position, rows.global_begin);
+      if (begin >= rows.end_position()) continue;  // all of it is replay
+      for (const int32_t page :
+           rows.page_table.subspan(static_cast<size_t>(begin / options_.page_tokens))) {
+        if (std::ranges::find(flown.rows.page_table, page) != flown.rows.page_table.end()) {
+          return invalid("a page that is in flight");
+        }
+      }
+    }
+  }
+  if (planned.token_from != 0 && !samples_before) return invalid("a token that nobody samples");
   return {};
 }
 
@@ -159,23 +199,45 @@ int32_t FakeExecutor::next_token(const model::SequencePlan& plan) {
 }
 
 Result<StepResult> FakeExecutor::collect() {
-  CHECK(plan_.step_id != 0);
-  const StepPlan plan = std::exchange(plan_, {});
+  CHECK(in_flight_ > 0);
+  Flight& flight = flight_of(oldest());
+  --in_flight_;
   ++steps_;
   if (hook_) TRY(hook_(steps_));
-  sampled_.clear();
-  for (const PlannedSequence& planned : plan.sequences) {
-    run_rows(planned.rows);
+  if (!flight.computed) {
+    for (const PlannedSequence& planned : flight.plan.sequences) {
+      const LastSample& last = last_samples_[static_cast<size_t>(planned.rows.slot)];
+      if (planned.token_from == 0 || planned.token_from == last.step_id) continue;
+      return Error{ErrorCode::kIo, "the step before this one failed"};
+    }
+    compute(flight);
+  }
+  return StepResult{flight.plan.step_id, flight.sampled};
+}
+
+void FakeExecutor::compute(Flight& flight) {
+  for (uint64_t step = oldest(); step < flight.plan.step_id; ++step) {
+    if (!flight_of(step).computed) compute(flight_of(step));
+  }
+  flight.computed = true;
+  flight.sampled.clear();
+  for (const PlannedSequence& planned : flight.plan.sequences) {
+    model::SequencePlan rows = planned.rows;
+    LastSample& last = last_samples_[static_cast<size_t>(rows.slot)];
+    if (planned.token_from != 0) {
+      CHECK(last.step_id == planned.token_from);
+      rows.tokens = {&last.token, 1};
+    }
+    run_rows(rows);
     if (!planned.samples) continue;
     SampledSequence result;
     result.id = planned.id;
-    result.slot = planned.rows.slot;
-    if (planned.rows.end_position() != fail_at_) {
-      result.sampled = {next_token(planned.rows), true, 0};
-    }
-    sampled_.push_back(result);
+    result.slot = rows.slot;
+    const bool valid = rows.end_position() != fail_at_;
+    if (valid) result.sampled = {next_token(rows), true, 0};
+    last = {flight.plan.step_id, result.sampled.token};
+    flight.sampled.push_back(result);
   }
-  return StepResult{plan.step_id, sampled_};
 }
 
 std::vector<uint64_t> FakeExecutor::globals(std::span<const int32_t> page_table,

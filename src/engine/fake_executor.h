@@ -2,10 +2,13 @@
 // numbers, and a sequence's next token is a hash of what it reads there.
 //
 // Anything the scheduler gets wrong (a page given twice, a ring not refilled, a
-// prompt end forgotten) changes tokens or is refused. For tests, simulation and
-// planning; fake_tokens() says what a sequence gives when it runs alone.
+// prompt end forgotten, a page or slot given away under a step in flight) changes
+// tokens or is refused. A step is computed as late as may be, when it is collected,
+// or as early, when it is submitted. For tests, simulation and planning;
+// fake_tokens() says what a sequence gives when it runs alone.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -39,6 +42,8 @@ class FakeExecutor final : public Executor {
   std::vector<uint64_t> globals(std::span<const int32_t> page_table, int64_t positions) const;
 
   int64_t rows_most() const { return rows_most_; }
+  // From now on: whether steps are computed when they are submitted.
+  void run_early(bool early) { early_ = early; }
   // Called by collect() with the number of steps so far; an error is the step's.
   void on_collect(std::function<Result<void>(int64_t)> hook) { hook_ = std::move(hook); }
   // Sequences of exactly this many tokens get no usable logits.
@@ -50,8 +55,25 @@ class FakeExecutor final : public Executor {
     uint64_t value = 0;
   };
 
+  struct Flight {
+    StepPlan plan;
+    bool computed = false;
+    std::vector<SampledSequence> sampled;
+  };
+  // What a slot sampled last, and in which step.
+  struct LastSample {
+    uint64_t step_id = 0;
+    int32_t token = 0;
+  };
+
+  Flight& flight_of(uint64_t step_id) { return flights_[step_id % kStepsInFlightMax]; }
+  // Of the oldest step in flight, or the one to be submitted next.
+  uint64_t oldest() const { return last_step_ + 1 - static_cast<uint64_t>(in_flight_); }
   Result<void> check(const StepPlan& plan);
   Result<void> check_one(const model::SequencePlan& plan) const;
+  // Nothing that the steps in flight name is touched by another sequence.
+  Result<void> check_beside(const PlannedSequence& planned);
+  void compute(Flight& flight);
   void run_rows(const model::SequencePlan& plan);
   uint64_t& global(const model::SequencePlan& plan, int64_t position);
   // Of layer `layer` at `position` in a slot.
@@ -67,8 +89,11 @@ class FakeExecutor final : public Executor {
   std::vector<uint8_t> slot_used_;  // [slots], in the plan being checked
   std::vector<uint64_t> written_;   // [page_count], the step that wrote the page last
 
-  StepPlan plan_;
-  std::vector<SampledSequence> sampled_;
+  std::array<Flight, kStepsInFlightMax> flights_;  // by step id
+  uint64_t last_step_ = 0;                         // submitted
+  int32_t in_flight_ = 0;
+  bool early_ = false;
+  std::vector<LastSample> last_samples_;  // [slots]
   std::function<Result<void>(int64_t)> hook_;
   int64_t fail_at_ = 0;
   int64_t steps_ = 0;

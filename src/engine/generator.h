@@ -1,9 +1,11 @@
 // Extends many sequences together: a Scheduler's plans, run by an Executor.
 //
 // Tokens do not depend on who else runs, on the budget, the order of arrival or
-// preemption. Owned by one thread; a step does not allocate.
+// preemption, nor on whether steps are planned ahead. Owned by one thread; a step
+// does not allocate.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -15,11 +17,13 @@
 
 namespace galley::engine {
 
-// What one step did. Events live until the next call of step().
+// What the step that ended did. Events live until the next call of step().
 struct StepOutcome {
   std::span<const TokenEvent> events;
   int32_t prefill_rows = 0;  // replay included
   int32_t decode_rows = 0;
+
+  bool computed() const { return prefill_rows + decode_rows > 0; }
 };
 
 class Generator {
@@ -27,6 +31,9 @@ class Generator {
   // The executor outlives the generator.
   Generator(Executor& executor, const GeneratorOptions& options)
       : executor_(&executor), scheduler_(options) {}
+  ~Generator() { land(); }  // plans in flight borrow what the scheduler has
+  Generator(const Generator&) = delete;
+  Generator& operator=(const Generator&) = delete;
 
   // kInvalid: this request can never run, and why. kExhausted: too many wait already.
   Result<void> submit(GenerateRequest request) { return scheduler_.submit(std::move(request)); }
@@ -35,19 +42,25 @@ class Generator {
   // have just finished.
   void cancel(SequenceId id) { scheduler_.cancel(id); }
 
-  // Runs one step; without work it does nothing. An error ends nothing: the caller decides.
+  // Hands a step over and waits for one: the same, or with async_scheduling the one before it,
+  // so that what the caller does between two calls costs the device nothing. The first call then
+  // waits for none. Without work it does nothing. An error ends nothing: the caller decides.
   // `now` is what deadlines are compared with.
   Result<StepOutcome> step(TimePoint now = {});
 
-  // Ends everything that runs or waits, without a step: after an error of step().
-  std::span<const TokenEvent> fail_all() { return scheduler_.fail_all(); }
+  // Ends everything that runs or waits, after an error of step().
+  std::span<const TokenEvent> fail_all() {
+    land();
+    return scheduler_.fail_all();
+  }
 
   // Prompt rows of a step in which others decode; 0 = all that rows_max leaves.
   void set_prefill_rows_beside_decode(int32_t rows) {
     scheduler_.set_prefill_rows_beside_decode(rows);
   }
 
-  bool idle() const { return scheduler_.idle(); }
+  bool idle() const { return scheduler_.idle() && in_flight_ == 0; }
+  int32_t in_flight() const { return in_flight_; }  // steps handed over and not waited for
   int32_t running_count() const { return scheduler_.running_count(); }
   int32_t waiting_count() const { return scheduler_.waiting_count(); }
   // Pages that a new sequence could have: free, or kept for their prefix alone.
@@ -56,8 +69,13 @@ class Generator {
   const GeneratorOptions& options() const { return scheduler_.options(); }
 
  private:
+  // Waits for what is in flight, whatever comes of it.
+  void land();
+
   Executor* executor_;
   Scheduler scheduler_;
+  int32_t in_flight_ = 0;
+  std::array<StepOutcome, kStepsInFlightMax> rows_;  // of steps in flight, by step id
 };
 
 }  // namespace galley::engine

@@ -29,6 +29,10 @@ struct GeneratorOptions {
   int32_t decoder_source = 0;  // Config::decoder_source(); none: no prefix is reused
   model::DecoderReplay replay = model::DecoderReplay::kWindowAndGlobal;
 
+  // A step is planned and handed over while the one before it is computed. Changes no token; a
+  // token is told one step later, and rows planned for a sequence that just ended are wasted.
+  bool async_scheduling = false;
+
   // Prompt rows of a step in which others decode; 0 = all that rows_max leaves.
   int32_t prefill_rows_beside_decode = 0;
   // A sequence starts when its prompt and this much of its output have pages; more is taken as

@@ -32,53 +32,168 @@ LocalExecutor::LocalExecutor(const GeneratorOptions& options, std::unique_ptr<mo
     : vocab_size_(options.vocab_size),
       cache_(std::move(cache)),
       step_(std::move(step)),
-      samplers_(options.sequences_max),
+      samplers_(static_cast<size_t>(options.sequences_max)),
+      last_samples_(static_cast<size_t>(options.sequences_max)),
       scratch_(options.vocab_size) {
-  rows_.reserve(options.sequences_max);
-  allowed_.reserve(options.sequences_max);
-  sampled_.reserve(options.sequences_max);
+  const auto sequences = static_cast<size_t>(options.sequences_max);
+  for (Flight& flight : flights_) {
+    flight.rows.reserve(sequences);
+    flight.tokens.resize(sequences);
+    flight.masks = std::make_unique<Mask[]>(sequences);
+    flight.sampled.reserve(sequences);
+    flight.top_logprobs.reserve(sequences * kTopLogprobsMax);
+  }
+  if (options.async_scheduling) thread_ = std::thread([this] { work(); });
+}
+
+LocalExecutor::~LocalExecutor() {
+  if (!thread_.joinable()) return;
+  CHECK(collected_ == submitted_.load(std::memory_order_relaxed));  // plans borrow
+  stop_.store(true, std::memory_order_relaxed);
+  submitted_.fetch_add(1, std::memory_order_release);
+  submitted_.notify_one();
+  thread_.join();
 }
 
 void LocalExecutor::start(const SequenceStart& start) {
-  std::optional<Sampler>& sampler = samplers_[start.slot];
+  std::optional<Sampler>& sampler = samplers_[static_cast<size_t>(start.slot)];
   sampler.emplace(*start.sampling, vocab_size_);
   sampler->observe_prompt(start.prompt);
   sampler->observe_output(start.output);
 }
 
 Result<void> LocalExecutor::submit(const StepPlan& plan) {
-  CHECK(plan_.step_id == 0);
-  plan_ = plan;
-  rows_.clear();
-  allowed_.assign(plan.sequences.size(), {});
-  for (const PlannedSequence& planned : plan.sequences) rows_.push_back(planned.rows);
+  const uint32_t number = submitted_.load(std::memory_order_relaxed) + 1;
+  CHECK(number - collected_ <= kStepsInFlightMax);
+  Flight& flight = flights_[number % kStepsInFlightMax];
+  flight.plan = plan;
+  flight.rows.clear();
+  flight.error.reset();
+  for (size_t i = 0; i < plan.sequences.size(); ++i) {
+    flight.rows.push_back(plan.sequences[i].rows);
+    flight.masks[i].given.store(0, std::memory_order_relaxed);
+  }
+  submitted_.store(number, std::memory_order_release);
+  submitted_.notify_one();
   return {};
 }
 
 void LocalExecutor::mask(uint64_t step_id, int32_t sequence, std::span<const uint64_t> allowed) {
-  if (step_id == plan_.step_id) allowed_[sequence] = allowed;
+  const uint32_t submitted = submitted_.load(std::memory_order_relaxed);
+  for (uint32_t number = collected_ + 1; number != submitted + 1; ++number) {
+    Flight& flight = flights_[number % kStepsInFlightMax];
+    if (flight.plan.step_id != step_id) continue;
+    const auto entry = static_cast<size_t>(sequence);
+    CHECK(flight.plan.sequences[entry].masked);
+    Mask& mask = flight.masks[entry];
+    mask.allowed = allowed;
+    mask.given.store(1, std::memory_order_release);
+    mask.given.notify_one();
+  }
 }
 
 Result<StepResult> LocalExecutor::collect() {
-  CHECK(plan_.step_id != 0);
-  const StepPlan plan = std::exchange(plan_, {});
-  const model::StepResult computed = TRY(step_->run(rows_));
-  sampled_.clear();
-  int64_t logit_row = 0;
-  for (size_t i = 0; i < plan.sequences.size(); ++i) {
-    const PlannedSequence& planned = plan.sequences[i];
-    if (!planned.samples) continue;
-    Sampler& sampler = *samplers_[planned.rows.slot];
-    const std::span<const float> logits(computed.logits.row(logit_row++),
-                                        static_cast<size_t>(vocab_size_));
-    SampledSequence result;
-    result.id = planned.id;
-    result.slot = planned.rows.slot;
-    result.sampled = sampler.sample(logits, planned.rows.end_position(), scratch_, allowed_[i]);
-    result.top_logprobs = sampler.top_logprobs();
-    sampled_.push_back(result);
+  CHECK(collected_ != submitted_.load(std::memory_order_relaxed));
+  const uint32_t number = ++collected_;
+  Flight& flight = flights_[number % kStepsInFlightMax];
+  for (size_t i = 0; i < flight.plan.sequences.size(); ++i) {
+    Mask& mask = flight.masks[i];
+    if (!flight.plan.sequences[i].masked || mask.given.load(std::memory_order_relaxed) != 0)
+      continue;
+    mask.allowed = {};
+    mask.given.store(1, std::memory_order_release);
+    mask.given.notify_one();
   }
-  return StepResult{plan.step_id, sampled_};
+  if (thread_.joinable()) {
+    uint32_t computed = computed_.load(std::memory_order_acquire);
+    while (static_cast<int32_t>(computed - number) < 0) {
+      computed_.wait(computed, std::memory_order_acquire);
+      computed = computed_.load(std::memory_order_acquire);
+    }
+  } else {
+    compute(flight);
+  }
+  if (flight.error) return *std::exchange(flight.error, std::nullopt);
+  return StepResult{flight.plan.step_id, flight.sampled};
+}
+
+// --- the thread that computes ------------------------------------------------
+
+void LocalExecutor::work() {
+  for (uint32_t number = 1;; ++number) {
+    submitted_.wait(number - 1, std::memory_order_acquire);
+    if (stop_.load(std::memory_order_relaxed)) return;
+    compute(flights_[number % kStepsInFlightMax]);
+    computed_.store(number, std::memory_order_release);
+    computed_.notify_one();
+  }
+}
+
+void LocalExecutor::compute(Flight& flight) {
+  flight.sampled.clear();
+  flight.top_logprobs.clear();
+  const Result<void> resolved = resolve_tokens(flight);
+  if (!resolved) {
+    flight.error = resolved.error();
+    return;
+  }
+  const Result<model::StepResult> computed = step_->run(flight.rows);
+  if (!computed) {
+    flight.error = computed.error();
+    return;
+  }
+  for (const PlannedSequence& planned : flight.plan.sequences) {
+    if (planned.samples) flight.sampled.push_back({.id = planned.id, .slot = planned.rows.slot});
+  }
+  // Those that wait for nobody first.
+  for (const bool masked : {false, true}) {
+    size_t row = 0;
+    for (size_t i = 0; i < flight.plan.sequences.size(); ++i) {
+      const PlannedSequence& planned = flight.plan.sequences[i];
+      if (!planned.samples) continue;
+      if (planned.masked == masked) {
+        sample(flight, i, computed->logits.row(static_cast<int64_t>(row)), flight.sampled[row]);
+      }
+      ++row;
+    }
+  }
+}
+
+Result<void> LocalExecutor::resolve_tokens(Flight& flight) {
+  for (size_t i = 0; i < flight.plan.sequences.size(); ++i) {
+    const PlannedSequence& planned = flight.plan.sequences[i];
+    if (planned.token_from == 0) continue;
+    const LastSample& last = last_samples_[static_cast<size_t>(planned.rows.slot)];
+    if (last.step_id != planned.token_from) {
+      return Error{ErrorCode::kInvalid,
+                   "step " + std::to_string(flight.plan.step_id) + " takes a token of step " +
+                       std::to_string(planned.token_from) + ", which gave none: it failed"};
+    }
+    flight.tokens[i] = last.token;
+    flight.rows[i].tokens = {&flight.tokens[i], 1};
+  }
+  return {};
+}
+
+void LocalExecutor::sample(Flight& flight, size_t entry, const float* logits,
+                           SampledSequence& result) {
+  const PlannedSequence& planned = flight.plan.sequences[entry];
+  const auto slot = static_cast<size_t>(planned.rows.slot);
+  std::span<const uint64_t> allowed;
+  if (planned.masked) {
+    Mask& mask = flight.masks[entry];
+    mask.given.wait(0, std::memory_order_acquire);
+    allowed = mask.allowed;
+  }
+  Sampler& sampler = *samplers_[slot];
+  result.sampled = sampler.sample({logits, static_cast<size_t>(vocab_size_)},
+                                  planned.rows.end_position(), scratch_, allowed);
+  last_samples_[slot] = {flight.plan.step_id, result.sampled.token};
+  // Copied, since the next step's sample may be taken while this one's is read.
+  const std::span<const TokenLogprob> best = sampler.top_logprobs();
+  const size_t begin = flight.top_logprobs.size();
+  flight.top_logprobs.insert(flight.top_logprobs.end(), best.begin(), best.end());
+  result.top_logprobs = std::span(flight.top_logprobs).subspan(begin);
 }
 
 GeneratorOptions generator_options(const model::Config& config, int32_t sequences_max,

@@ -1,10 +1,16 @@
 // An Executor on this machine's CPU: model::Step, its cache, and the samplers.
 //
-// Synchronous: collect() computes. Owned by the engine thread.
+// With async_scheduling it has a thread of its own, which takes the submitted steps
+// in order and is the one that runs the kernels' thread pool; without, collect()
+// computes on the caller's thread. The two threads meet in two step numbers: one
+// wake-up a step each way, nothing per token. Everything else is the engine thread's.
 #pragma once
 
+#include <array>
+#include <atomic>
 #include <memory>
 #include <optional>
+#include <thread>
 #include <vector>
 
 #include "base/result.h"
@@ -22,6 +28,7 @@ class LocalExecutor final : public Executor {
   // Sized for a generator with these options. `model` and `ops` outlive it.
   static Result<std::unique_ptr<LocalExecutor>> create(const model::Model& model, kernels::Ops& ops,
                                                        const GeneratorOptions& options);
+  ~LocalExecutor() override;
 
   void start(const SequenceStart& start) override;
   Result<void> submit(const StepPlan& plan) override;
@@ -29,19 +36,50 @@ class LocalExecutor final : public Executor {
   Result<StepResult> collect() override;
 
  private:
+  // One plan entry's bits, handed from the engine thread to the sampling one.
+  struct Mask {
+    std::atomic<uint32_t> given{0};
+    std::span<const uint64_t> allowed;
+  };
+  // A submitted step and what comes of it; all reserved once.
+  struct Flight {
+    StepPlan plan;
+    std::vector<model::SequencePlan> rows;
+    std::vector<int32_t> tokens;  // by plan entry, where an earlier step samples them
+    std::unique_ptr<Mask[]> masks;
+    std::vector<SampledSequence> sampled;
+    std::vector<TokenLogprob> top_logprobs;
+    std::optional<Error> error;
+  };
+  // What a slot sampled last, and in which step.
+  struct LastSample {
+    uint64_t step_id = 0;
+    int32_t token = 0;
+  };
+
   LocalExecutor(const GeneratorOptions& options, std::unique_ptr<model::KvCache> cache,
                 std::unique_ptr<model::Step> step);
+
+  void work();
+  void compute(Flight& flight);
+  Result<void> resolve_tokens(Flight& flight);
+  void sample(Flight& flight, size_t entry, const float* logits, SampledSequence& result);
 
   int32_t vocab_size_;
   std::unique_ptr<model::KvCache> cache_;
   std::unique_ptr<model::Step> step_;
-  std::vector<std::optional<Sampler>> samplers_;  // [slots]
+  // By slot: the engine thread touches those of no step in flight.
+  std::vector<std::optional<Sampler>> samplers_;
+  std::vector<LastSample> last_samples_;
   SamplerScratch scratch_;
 
-  StepPlan plan_;  // submitted, not yet collected; step_id 0 = none
-  std::vector<model::SequencePlan> rows_;
-  std::vector<std::span<const uint64_t>> allowed_;  // by plan entry
-  std::vector<SampledSequence> sampled_;
+  // Steps are counted here from 1, whatever their ids; a flight's place is its number's.
+  std::array<Flight, kStepsInFlightMax> flights_;
+  uint32_t collected_ = 0;
+  std::atomic<uint32_t> submitted_{0};
+  std::atomic<uint32_t> computed_{0};
+  std::atomic<bool> stop_{false};
+  std::thread thread_;  // last; none: collect() computes
 };
 
 // What a generator over this model is built with: the page size that suits its window, and

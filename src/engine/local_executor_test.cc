@@ -124,6 +124,7 @@ TEST_F(LocalExecutorTest, MasksHoldForTheStepTheyNameOnly) {
   planned.rows.page_table = pages;
   planned.rows.logits_begin = 2;
   planned.samples = true;
+  planned.masked = true;
   const auto run = [&](uint64_t step_id, uint64_t masked_step) {
     EXPECT_TRUE(executor->submit({step_id, {&planned, 1}}).has_value());
     executor->mask(masked_step, 0, only);

@@ -123,7 +123,7 @@ void PrefixReuse::announce(Sequence& sequence) {
   sequence.announced = static_cast<size_t>(pages);
 }
 
-bool PrefixReuse::publish(Sequence& sequence) {
+bool PrefixReuse::publish(Sequence& sequence, std::vector<cache::PageId>& replaced) {
   if (!on() || !sequence.publishes) return false;
   const int64_t complete = sequence.computed / options_.page_tokens;
   bool any = false;
@@ -146,7 +146,7 @@ bool PrefixReuse::publish(Sequence& sequence) {
       }
       // The same bits: one page is enough, and what follows can be found behind it.
       cache_.hold(theirs);
-      cache_.release({mine});
+      replaced.push_back({mine});
       mine = theirs.index;
     }
     if (page == 0) {

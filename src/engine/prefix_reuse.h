@@ -38,8 +38,9 @@ class PrefixReuse {
   void explain(const Sequence& sequence, const PrefixMatch& match, Usage& usage);
   // It starts: what it is about to compute is announced.
   void announce(Sequence& sequence);
-  // Its pages that are complete become findable. True when any did.
-  bool publish(Sequence& sequence);
+  // Its pages that are complete become findable. True when any did. Pages that it gave up for
+  // another's of the same bits are put into `replaced`, for the caller to release.
+  bool publish(Sequence& sequence, std::vector<cache::PageId>& replaced);
   // It stops computing, finished or not.
   void withdraw(Sequence& sequence);
 

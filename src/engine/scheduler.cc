@@ -9,6 +9,9 @@
 namespace galley::engine {
 namespace {
 
+// Stands in a plan for a token that the step in flight samples.
+constexpr int32_t kUnknownToken = 0;
+
 GeneratorOptions usable(GeneratorOptions options) {
   // Without compressed KV there is nothing in a page that could be reused.
   if (options.decoder_source < 0) options.prefix = PrefixReplay::kOff;
@@ -62,8 +65,14 @@ Scheduler::Scheduler(const GeneratorOptions& options)
   for (int32_t slot = options.sequences_max - 1; slot >= 0; --slot) free_slots_.push_back(slot);
   running_.reserve(sequences);
   waiting_.reserve(waiting + sequences);  // those preempted come on top
-  plan_.reserve(sequences);
-  planned_.reserve(sequences);
+  leaving_.reserve(sequences);
+  for (Flight& flight : flights_) {
+    flight.plan.reserve(sequences);
+    flight.sequences.reserve(sequences);
+    // What two steps complete.
+    flight.replaced.reserve(
+        2 * (static_cast<size_t>(options.rows_max / options.page_tokens) + sequences));
+  }
   starts_.reserve(sequences);
   events_.reserve(waiting + 3 * sequences);
 }
@@ -85,7 +94,9 @@ Result<void> Scheduler::submit(GenerateRequest request) {
   sequence->tokens.reserve(static_cast<size_t>(sequence->length_max()));
   const std::vector<int32_t>& prompt = sequence->request.prompt;
   sequence->tokens.insert(sequence->tokens.end(), prompt.begin(), prompt.end());
-  sequence->page_table.reserve(static_cast<size_t>(pages_for(sequence->length_max())));
+  const auto pages = static_cast<size_t>(pages_for(sequence->length_max()));
+  sequence->page_table.reserve(pages);
+  for (std::vector<int32_t>& table : sequence->flown_tables) table.reserve(pages);
   sequence->tenant = tenants_.enter(sequence->request.tenant);
   sequence->tail_floor =
       model::decoder_floor(options_.replay, options_.window, 0, sequence->prompt_end());
@@ -113,13 +124,21 @@ StepPlan Scheduler::plan(TimePoint now) {
   cache_.set_time(std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count());
   end_cancelled();
   end_late(now);
-  grow();
-  admit(now);
-  plan_rows(now);
+  CHECK(in_flight_ < kStepsInFlightMax);
+  if (in_flight_ == 0) must_land_ = false;
+  if (!must_land_) grow();
+  if (!must_land_) admit(now);
+  Flight& flight = flight_of(step_id_ + 1);
+  flight.plan.clear();
+  flight.sequences.clear();
+  // Who was started is planned at once, whoever else has to wait.
+  if (!must_land_ || !starts_.empty()) plan_rows(now, flight);
   // Whoever runs has a row to compute, and with nobody running somebody can start.
-  CHECK(idle() || !plan_.empty());
-  if (!plan_.empty()) ++step_id_;
-  return {step_id_, plan_};
+  CHECK(idle() || !flight.plan.empty() || in_flight_ > 0);
+  if (flight.plan.empty()) return {};
+  flight.step_id = ++step_id_;
+  ++in_flight_;
+  return {flight.step_id, flight.plan};
 }
 
 // --- ends --------------------------------------------------------------------
@@ -127,12 +146,12 @@ StepPlan Scheduler::plan(TimePoint now) {
 template <class Condition>
 void Scheduler::end_if(FinishReason finish, Condition condition) {
   for (auto* sequences : {&running_, &waiting_}) {
-    std::erase_if(*sequences, [&](const Owned& sequence) {
-      if (!condition(*sequence)) return false;
+    for (Owned& sequence : *sequences) {
+      if (!condition(*sequence)) continue;
       report_end(*sequence, finish);
-      retire(*sequence, sequences == &running_);
-      return true;
-    });
+      retire(std::move(sequence), sequences == &running_);
+    }
+    std::erase(*sequences, nullptr);
   }
 }
 
@@ -150,6 +169,11 @@ void Scheduler::end_late(TimePoint now) {
 
 std::span<const TokenEvent> Scheduler::fail_all() {
   events_.clear();
+  in_flight_ = 0;
+  for (const Owned& sequence : running_) sequence->flights = 0;
+  for (const Owned& sequence : leaving_) give_back(*sequence, true);
+  leaving_.clear();
+  for (Flight& flight : flights_) release_replaced(flight);
   end_cancelled();
   end_if(FinishReason::kFailed, [](const Sequence&) { return true; });
   return events_;
@@ -163,13 +187,19 @@ void Scheduler::report_end(Sequence& sequence, FinishReason finish) {
   events_.push_back(event);
 }
 
-void Scheduler::retire(Sequence& sequence, bool runs) {
-  reuse_.withdraw(sequence);
+void Scheduler::retire(Owned sequence, bool runs) {
+  reuse_.withdraw(*sequence);
+  tenants_.leave(sequence->tenant);
+  with_deadline_ -= sequence->request.deadline ? 1 : 0;
+  sequence->ended = true;
+  if (sequence->flights == 0) return give_back(*sequence, runs);
+  leaving_.push_back(std::move(sequence));
+}
+
+void Scheduler::give_back(Sequence& sequence, bool runs) {
   note_hit(sequence, -1);
   release_pages(sequence, 0);
   if (runs) free_slots_.push_back(sequence.slot);
-  tenants_.leave(sequence.tenant);
-  with_deadline_ -= sequence.request.deadline ? 1 : 0;
   may_admit_ = true;
 }
 
@@ -192,7 +222,14 @@ void Scheduler::note_hit(const Sequence& sequence, int32_t change) {
   }
 }
 
+bool Scheduler::may_preempt() {
+  must_land_ = in_flight_ > 0;
+  may_admit_ = may_admit_ || must_land_;  // tried again then
+  return !must_land_;
+}
+
 void Scheduler::preempt(size_t index) {
+  CHECK(in_flight_ == 0);
   Owned owned = std::move(running_[index]);
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
   Sequence& sequence = *owned;
@@ -205,6 +242,7 @@ void Scheduler::preempt(size_t index) {
   release_pages(sequence, hit_pages(sequence));
   free_slots_.push_back(sequence.slot);
   sequence.computed = 0;
+  sequence.planned = 0;
   sequence.published = 0;
   sequence.publishes = true;
   ++sequence.usage.preemptions;
@@ -237,12 +275,13 @@ bool Scheduler::before(const Sequence& a, const Sequence& b) const {
 void Scheduler::grow() {
   for (size_t i = 0; i < running_.size(); ++i) {
     Sequence& sequence = *running_[i];
-    if (!sequence.decodes()) continue;
-    while (std::ssize(sequence.page_table) < pages_for(sequence.size())) {
+    if (!sequence.decodes() || sequence.complete()) continue;
+    while (std::ssize(sequence.page_table) < pages_for(sequence.expected_size())) {
       if (cache_.available_count() > 0) {
         sequence.page_table.push_back(cache_.acquire().value().index);
         continue;
       }
+      if (!may_preempt()) return;
       const bool itself = i + 1 == running_.size();
       preempt(running_.size() - 1);
       if (itself) return;
@@ -267,6 +306,7 @@ void Scheduler::admit(TimePoint now) {
   while (Sequence* candidate = next_candidate()) {
     candidate->tried = admissions_;
     const Admission outcome = try_to_start(*candidate, now);
+    if (must_land_) return;
     if (outcome == Admission::kDone || running_.empty()) continue;  // somebody must run
     if (outcome == Admission::kNoSlot || ++tried == options_.look_ahead) return;
     if (outcome == Admission::kNoPages && candidate->passes >= options_.passes_max) return;
@@ -318,7 +358,7 @@ bool Scheduler::make_room(int32_t rank, int64_t pages_missing) {
     }
     ++victims;
   }
-  if (victims == 0 || gain < pages_missing) return false;
+  if (victims == 0 || gain < pages_missing || !may_preempt()) return false;
   for (size_t i = 0; i < victims; ++i) preempt(running_.size() - 1);
   return true;
 }
@@ -355,6 +395,7 @@ void Scheduler::start(Sequence& sequence, const PrefixMatch& match, int64_t fres
   sequence.hit = match.tokens;
   sequence.replay_start = match.replay_start;
   sequence.computed = match.replay_start;
+  sequence.planned = match.replay_start;
   sequence.published = static_cast<size_t>(hit_pages(sequence));
   if (!keeps_hit(sequence)) note_hit(sequence, 1);
   if (!resumes) {
@@ -399,13 +440,14 @@ void Scheduler::start(Sequence& sequence, const PrefixMatch& match, int64_t fres
 
 // --- the step ----------------------------------------------------------------
 
-void Scheduler::plan_rows(TimePoint now) {
-  plan_.clear();
-  planned_.clear();
+void Scheduler::plan_rows(TimePoint now, Flight& flight) {
   for (const Owned& sequence : running_) {
-    if (sequence->decodes()) add_rows(*sequence, 1);
+    if (sequence->replays() && sequence->computed >= sequence->hit) {
+      sequence->usage.replayed_at = now;
+    }
+    if (sequence->decodes() && !sequence->complete()) add_rows(*sequence, 1, flight);
   }
-  const auto decode_rows = static_cast<int64_t>(plan_.size());
+  const auto decode_rows = static_cast<int64_t>(flight.plan.size());
   int64_t budget = options_.rows_max - decode_rows;
   if (decode_rows > 0 && options_.prefill_rows_beside_decode > 0) {
     budget = std::min<int64_t>(budget, options_.prefill_rows_beside_decode);
@@ -413,20 +455,20 @@ void Scheduler::plan_rows(TimePoint now) {
   for (const Owned& sequence : running_) {
     if (budget == 0) break;
     if (sequence->decodes()) continue;
-    if (sequence->replays() && sequence->computed >= sequence->hit) {
-      sequence->usage.replayed_at = now;
-    }
-    const int64_t count = std::min(sequence->size() - sequence->computed, budget);
-    add_rows(*sequence, count);
+    const int64_t count = std::min(sequence->size() - sequence->planned, budget);
+    add_rows(*sequence, count, flight);
     budget -= count;
   }
 }
 
-void Scheduler::add_rows(Sequence& sequence, int64_t count) {
+void Scheduler::add_rows(Sequence& sequence, int64_t count, Flight& flight) {
+  const uint64_t step_id = step_id_ + 1;
   const std::span<const int32_t> tokens = sequence.tokens;
-  const int64_t first = sequence.computed;
+  const int64_t first = sequence.planned;
   const int64_t look_back = std::min<int64_t>(first, options_.look_back);
   const int64_t end = first + count;
+  std::vector<int32_t>& table = sequence.flown_tables[step_id % kStepsInFlightMax];
+  table.assign(sequence.page_table.begin(), sequence.page_table.begin() + pages_for(end));
   PlannedSequence planned;
   planned.id = sequence.request.id;
   planned.rows.slot = sequence.slot;
@@ -434,45 +476,81 @@ void Scheduler::add_rows(Sequence& sequence, int64_t count) {
                       : end <= sequence.hit ? model::RowKind::kReplay
                                             : model::RowKind::kPrefill;
   planned.rows.first_position = first;
-  planned.rows.tokens = tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  if (first < sequence.size()) {
+    planned.rows.tokens = tokens.subspan(static_cast<size_t>(first), static_cast<size_t>(count));
+  } else {
+    CHECK(count == 1 && sequence.awaited == 1);  // by the only step in flight
+    planned.rows.tokens = {&kUnknownToken, 1};
+    planned.token_from = step_id_;
+  }
   planned.rows.look_back =
       tokens.subspan(static_cast<size_t>(first - look_back), static_cast<size_t>(look_back));
-  planned.rows.page_table =
-      std::span<const int32_t>(sequence.page_table).first(static_cast<size_t>(pages_for(end)));
+  planned.rows.page_table = table;
   planned.rows.window_floor = sequence.replay_start;
   planned.rows.global_begin = sequence.hit;
   planned.rows.tail_begin = sequence.tail_floor;
   planned.rows.tail_floor = sequence.tail_floor;
-  planned.samples = end == sequence.size();
+  planned.samples = end == sequence.expected_size();
   if (planned.samples) planned.rows.logits_begin = count - 1;
-  plan_.push_back(planned);
-  planned_.push_back({&sequence, end});
+  sequence.planned = end;
+  sequence.awaited += planned.samples ? 1 : 0;
+  ++sequence.flights;
+  flight.plan.push_back(planned);
+  flight.sequences.push_back(&sequence);
 }
 
 void Scheduler::commit(const StepResult& result) {
+  Flight& flight = flight_of(result.step_id);
+  CHECK(in_flight_ > 0 && flight.step_id == result.step_id);
+  CHECK(result.step_id + static_cast<uint64_t>(in_flight_) == step_id_ + 1);  // the oldest
+  --in_flight_;
   size_t next_result = 0;
-  for (size_t i = 0; i < planned_.size(); ++i) {
-    Sequence& sequence = *planned_[i].sequence;
-    const int64_t begin = sequence.computed;
-    const int64_t end = planned_[i].end;
-    const int64_t fresh = std::max<int64_t>(0, end - std::max(begin, sequence.charged));
-    const int64_t replayed = std::clamp<int64_t>(sequence.hit - begin, 0, end - begin);
-    if (sequence.decodes()) {
-      ++counts_.decode_rows;
-    } else {
-      counts_.prefill_rows += fresh;
-      counts_.replay_rows += replayed;
-      counts_.recomputed_rows += end - begin - replayed - fresh;
-      TenantClock::charge(sequence.tenant, kMissedTokenCost * static_cast<double>(fresh));
+  for (size_t i = 0; i < flight.plan.size(); ++i) {
+    const PlannedSequence& planned = flight.plan[i];
+    Sequence& sequence = *flight.sequences[i];
+    const SampledSequence* sampled = nullptr;
+    if (planned.samples) {
+      CHECK(next_result < result.sampled.size() && result.sampled[next_result].id == planned.id);
+      sampled = &result.sampled[next_result++];
+      --sequence.awaited;
     }
-    sequence.charged = std::max(sequence.charged, end);
-    sequence.computed = end;
-    if (reuse_.publish(sequence)) may_admit_ = true;
-    if (!plan_[i].samples) continue;
-    CHECK(next_result < result.sampled.size() && result.sampled[next_result].id == plan_[i].id);
-    take(sequence, result.sampled[next_result++]);
+    --sequence.flights;
+    if (sequence.ended) {
+      counts_.wasted_rows += std::ssize(planned.rows.tokens);
+      if (sequence.flights > 0) continue;
+      give_back(sequence, true);
+      std::erase_if(leaving_, [&sequence](const Owned& other) { return other.get() == &sequence; });
+      continue;
+    }
+    note_computed(sequence, planned);
+    if (sampled != nullptr) take(sequence, *sampled);
   }
-  planned_.clear();
+  release_replaced(flight);
+}
+
+void Scheduler::note_computed(Sequence& sequence, const PlannedSequence& planned) {
+  const int64_t begin = sequence.computed;
+  const int64_t end = planned.rows.end_position();
+  const int64_t fresh = std::max<int64_t>(0, end - std::max(begin, sequence.charged));
+  const int64_t replayed = std::clamp<int64_t>(sequence.hit - begin, 0, end - begin);
+  if (planned.rows.kind == model::RowKind::kDecode) {
+    ++counts_.decode_rows;
+  } else {
+    counts_.prefill_rows += fresh;
+    counts_.replay_rows += replayed;
+    counts_.recomputed_rows += end - begin - replayed - fresh;
+    TenantClock::charge(sequence.tenant, kMissedTokenCost * static_cast<double>(fresh));
+  }
+  sequence.charged = std::max(sequence.charged, end);
+  sequence.computed = end;
+  // Pages that it gave up for another's of the same bits may be named by the step in flight.
+  if (reuse_.publish(sequence, flight_of(step_id_).replaced)) may_admit_ = true;
+}
+
+void Scheduler::release_replaced(Flight& flight) {
+  if (!flight.replaced.empty()) may_admit_ = true;
+  for (const cache::PageId page : flight.replaced) cache_.release(page);
+  flight.replaced.clear();
 }
 
 void Scheduler::take(Sequence& sequence, const SampledSequence& result) {
@@ -498,8 +576,11 @@ void Scheduler::take(Sequence& sequence, const SampledSequence& result) {
   event.usage = sequence.usage;
   events_.push_back(event);
   if (event.finish == FinishReason::kNone) return;
-  retire(sequence, true);
-  std::erase_if(running_, [&sequence](const Owned& other) { return other.get() == &sequence; });
+  const auto at = std::ranges::find_if(
+      running_, [&sequence](const Owned& other) { return other.get() == &sequence; });
+  Owned owned = std::move(*at);
+  running_.erase(at);
+  retire(std::move(owned), true);
 }
 
 }  // namespace galley::engine

@@ -6,9 +6,13 @@
 // and some growth have pages; when the pool runs dry, the one ranked last gives
 // its pages back and is computed again later, to the same tokens: whatever its
 // rows depend on (prompt end, replay start, the pages of its hit) stays with it.
-// Owned by one thread; plan() and commit() alternate.
+// A step may be planned while the one before it is computed: it then names tokens
+// that nobody knows yet, and rows whose sequence turns out to have ended are
+// dropped. Whoever gives way does so between steps, never while one is in flight.
+// Owned by one thread.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <memory>
 #include <span>
@@ -34,6 +38,7 @@ struct SchedulerCounts {
   int64_t prefill_rows = 0;     // prompt rows computed for the first time
   int64_t replay_rows = 0;      // rows before the end of a prefix hit
   int64_t recomputed_rows = 0;  // rows of preempted sequences, computed again
+  int64_t wasted_rows = 0;      // rows of sequences that had ended when the step was over
   int64_t prompt_tokens = 0;    // of the sequences that started
   int64_t cached_tokens = 0;    // of these, found in the prefix cache
   int64_t preemptions = 0;
@@ -50,15 +55,16 @@ class Scheduler {
   // It ends with the next plan's events. Unknown ids are ignored.
   void cancel(SequenceId id);
 
-  // The next step, empty when there is nothing to compute. Borrowed until commit.
+  // The next step, borrowed until its commit. Empty: there is nothing to compute, or nothing
+  // more before the step in flight was committed. At most one is in flight when called.
   StepPlan plan(TimePoint now);
   // Sequences that take over a slot with this plan.
   std::span<const SequenceStart> starts() const { return starts_; }
-  // The planned step was computed. Not called when it failed: then fail_all.
+  // The oldest planned step was computed. Not called when one failed: then fail_all.
   void commit(const StepResult& result);
   // Of the last plan and commit, in order.
   std::span<const TokenEvent> events() const { return events_; }
-  // Ends everything.
+  // Ends everything. What was planned is no longer being computed.
   std::span<const TokenEvent> fail_all();
 
   // Prompt rows of a step in which others decode; 0 = all that rows_max leaves.
@@ -67,6 +73,7 @@ class Scheduler {
   bool idle() const { return running_.empty() && waiting_.empty(); }
   int32_t running_count() const { return static_cast<int32_t>(running_.size()); }
   int32_t waiting_count() const { return static_cast<int32_t>(waiting_.size()); }
+  int32_t free_slot_count() const { return static_cast<int32_t>(free_slots_.size()); }
   int32_t available_page_count() const { return cache_.available_count(); }
   const cache::PrefixCache& cache() const { return cache_; }
   std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
@@ -77,10 +84,13 @@ class Scheduler {
   using Owned = std::unique_ptr<Sequence>;
   enum class Admission : uint8_t { kDone, kNoSlot, kNoPages, kComing };
 
-  // One row's worth of a planned sequence.
-  struct Planned {
-    Sequence* sequence = nullptr;
-    int64_t end = 0;
+  // A step that was planned and not committed; reserved once.
+  struct Flight {
+    uint64_t step_id = 0;
+    std::vector<PlannedSequence> plan;
+    std::vector<Sequence*> sequences;  // of its entries
+    // Pages that it may name and nobody else holds any more.
+    std::vector<cache::PageId> replaced;
   };
 
   bool bounded() const { return options_.prefix == PrefixReplay::kBounded; }
@@ -102,16 +112,23 @@ class Scheduler {
   bool make_room(int32_t rank, int64_t pages_missing);
   bool all_can_finish(const Sequence& next, int64_t hit, std::span<const cache::PageId> pages);
   void start(Sequence& sequence, const PrefixMatch& match, int64_t fresh_pages, TimePoint now);
-  void plan_rows(TimePoint now);
-  void add_rows(Sequence& sequence, int64_t count);
+  Flight& flight_of(uint64_t step_id) { return flights_[step_id % kStepsInFlightMax]; }
+  void plan_rows(TimePoint now, Flight& flight);
+  void add_rows(Sequence& sequence, int64_t count, Flight& flight);
+  // Whether somebody may give way now; if not, nothing is planned until the step in flight is over.
+  bool may_preempt();
+
+  void note_computed(Sequence& sequence, const PlannedSequence& planned);
+  void release_replaced(Flight& flight);
 
   void preempt(size_t index);
   void release_pages(Sequence& sequence, int64_t keep);
   void note_hit(const Sequence& sequence, int32_t change);
   void take(Sequence& sequence, const SampledSequence& result);
   void report_end(Sequence& sequence, FinishReason finish);
-  // Gives back all that it holds; the caller drops it from its list.
-  void retire(Sequence& sequence, bool runs);
+  // It has ended: gives back all that it holds, at once or when no step in flight names it.
+  void retire(Owned sequence, bool runs);
+  void give_back(Sequence& sequence, bool runs);
   template <class Condition>
   void end_if(FinishReason finish, Condition condition);
 
@@ -123,6 +140,7 @@ class Scheduler {
   std::vector<int32_t> free_slots_;
   std::vector<Owned> waiting_;  // in any order
   std::vector<Owned> running_;  // best rank first
+  std::vector<Owned> leaving_;  // ended, named by a step in flight
   uint64_t arrivals_ = 0;
   uint64_t admissions_ = 0;
   uint64_t step_id_ = 0;
@@ -134,9 +152,11 @@ class Scheduler {
   std::vector<int32_t> hit_holders_;  // [page_count]
   int32_t hit_pages_held_ = 0;        // pages of which that is not 0
 
-  // Of the present step; reserved once.
-  std::vector<PlannedSequence> plan_;
-  std::vector<Planned> planned_;
+  std::array<Flight, kStepsInFlightMax> flights_;  // by step id
+  int32_t in_flight_ = 0;
+  bool must_land_ = false;  // somebody has to give way first
+
+  // Of the last plan and commit; reserved once.
   std::vector<SequenceStart> starts_;
   std::vector<TokenEvent> events_;
 };

@@ -2,10 +2,12 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <vector>
 
 #include "cache/prefix_key.h"
+#include "engine/executor.h"
 #include "engine/request.h"
 #include "engine/tenant_clock.h"
 
@@ -18,11 +20,19 @@ struct Sequence {
   TenantClock::Tenant* tenant = nullptr;
   std::vector<int32_t> tokens;  // prompt and output, reserved whole
   bool cancelled = false;
+  bool ended = false;  // reported; only steps in flight still name it
 
   // Where it runs; no slot and at most the pages of its hit while it waits.
   int32_t slot = 0;
   std::vector<int32_t> page_table;
   int64_t computed = 0;  // rows before it are in pages and rings, or need not be
+  // Steps that are planned and not committed: how many name it, what they sample, and the rows
+  // before which everything is computed once they are over. They read copies of the page table,
+  // which changes meanwhile: by step id.
+  int32_t flights = 0;
+  int32_t awaited = 0;
+  int64_t planned = 0;
+  std::array<std::vector<int32_t>, kStepsInFlightMax> flown_tables;
   int64_t tail_floor = 0;
   // The prefix hit that it started from: it belongs to the sequence and survives preemption.
   int64_t hit = 0;
@@ -42,13 +52,16 @@ struct Sequence {
   int32_t rank = 0;  // priority with ageing, of the running
 
   int64_t size() const { return static_cast<int64_t>(tokens.size()); }
+  int64_t expected_size() const { return size() + awaited; }
   int64_t prompt_end() const { return static_cast<int64_t>(request.prompt.size()); }
   int64_t length_max() const { return prompt_end() + request.output_tokens_max; }
   bool has_output() const { return size() > prompt_end(); }
   // Its first steps after a hit, which refill the windows.
   bool replays() const { return hit > 0 && !has_output() && !usage.replayed_at; }
-  // All but the token just produced is computed: one row a step.
-  bool decodes() const { return has_output() && computed + 1 == size(); }
+  // All but the token just produced, known or not, is computed or planned: one row a step.
+  bool decodes() const { return expected_size() > prompt_end() && planned + 1 == expected_size(); }
+  // Its last token is being computed.
+  bool complete() const { return usage.output_tokens + awaited == request.output_tokens_max; }
 };
 
 }  // namespace galley::engine

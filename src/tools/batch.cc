@@ -308,6 +308,7 @@ Result<int> run(const BatchOptions& options) {
 int run_batch(int argc, char** argv) {
   BatchOptions options;
   options.engine.sequences = 32;
+  options.engine.async_scheduling = "on";
   options.sampling.temperature = 0.7F;
   options.sampling.top_p = 0.95F;
   Command command(

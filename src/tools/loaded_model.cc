@@ -26,6 +26,12 @@ void add_engine_settings(Command& command, EngineSettings& settings) {
                "cheap, approximate), exact (as much as gives the tokens of a cold run)")
       .choices({"off", "bounded", "exact"})
       .value_name("WHICH");
+  command
+      .setting("--async-scheduling", settings.async_scheduling,
+               "Plan a step while the one before it is computed: more tokens a second, the same "
+               "tokens; off shows how much")
+      .choices({"on", "off"})
+      .value_name("WHICH");
 }
 
 Result<model::DecoderReplay> parse_replay(const std::string& name) {
@@ -66,6 +72,7 @@ Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings
       engine::generator_options(config(), settings.sequences, settings.rows, context);
   options.replay = TRY(parse_replay(settings.replay));
   options.prefix = TRY(parse_prefix_cache(settings.prefix_cache));
+  options.async_scheduling = settings.async_scheduling == "on";
   executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
   return options;
 }

@@ -26,6 +26,7 @@ struct EngineSettings {
   int64_t context = 0;  // 0: what the model was made for, at most kDefaultContext
   std::string replay = "b";
   std::string prefix_cache = "off";
+  std::string async_scheduling = "off";
 };
 
 // A context that a laptop holds; --context asks for more.

@@ -436,6 +436,7 @@ int run_serve(int argc, char** argv) {
   ServeOptions options;
   options.engine.sequences = 32;
   options.engine.prefix_cache = "bounded";
+  options.engine.async_scheduling = "on";
   Command command(
       "serve", "Serves the model over HTTP, in the OpenAI and Anthropic APIs.",
       "  galley serve                                   the bundled model on port 8000\n"
