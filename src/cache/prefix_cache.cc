@@ -12,8 +12,9 @@ namespace {
 constexpr int kSiblingsMax = 64;
 // A first page that agrees no further than a chat's opening markup says nothing.
 constexpr int32_t kRootTokensMin = 4;
-// Keys remembered after eviction, at least; a power of two.
-constexpr size_t kEvictedMin = 4096;
+// Keys remembered after they left, at least; a power of two.
+constexpr size_t kGoneMin = 4096;
+constexpr uint64_t kExpiredBit = 1;
 
 size_t table_size(int32_t page_count) {
   return std::bit_ceil(2 * static_cast<size_t>(std::max(page_count, 1)));
@@ -21,17 +22,32 @@ size_t table_size(int32_t page_count) {
 
 }  // namespace
 
-PrefixCache::PrefixCache(int32_t page_count, int32_t page_tokens)
+PrefixCache::PrefixCache(int32_t page_count, int32_t page_tokens, int64_t ttl_s)
     : page_tokens_(page_tokens),
+      ttl_s_(ttl_s),
       pool_(page_count),
       ages_(page_count),
       entries_(static_cast<size_t>(page_count)),
       tokens_(static_cast<size_t>(page_count) * static_cast<size_t>(page_tokens)),
       table_(table_size(page_count), kNone),
-      evicted_(std::max(kEvictedMin, 2 * table_size(page_count))) {}
+      gone_(std::max(kGoneMin, 2 * table_size(page_count))) {}
+
+void PrefixCache::set_time(int64_t now_s) {
+  ages_.set_time(now_s);
+  now_s_ = std::max(now_s_, now_s);
+  if (ttl_s_ == 0) return;
+  // Released last to first, so the oldest has no continuation that is younger.
+  while (oldest_ != kNone && now_s_ - entries_[static_cast<size_t>(oldest_)].since_s >= ttl_s_) {
+    drop_oldest(Absence::kExpired);
+    ++expiries_;
+  }
+}
 
 Result<PageId> PrefixCache::acquire() {
-  if (pool_.free_count() == 0 && oldest_ != kNone) evict_oldest();
+  if (pool_.free_count() == 0 && oldest_ != kNone) {
+    drop_oldest(Absence::kEvicted);
+    ++evictions_;
+  }
   return pool_.acquire();
 }
 
@@ -96,9 +112,11 @@ bool PrefixCache::publish(PageId page, const PrefixKey& key, std::optional<PageI
 
 Explanation PrefixCache::explain(const PrefixKey& key, std::optional<PageId> parent, uint64_t root,
                                  std::span<const int32_t> tokens) const {
-  if (tokens.size() == static_cast<size_t>(page_tokens_) &&
-      evicted_[key.head() & (evicted_.size() - 1)] == key.head()) {
-    return {Absence::kEvicted};
+  if (tokens.size() == static_cast<size_t>(page_tokens_)) {
+    const uint64_t gone = gone_[key.head() & (gone_.size() - 1)];
+    if ((gone & ~kExpiredBit) == (key.head() & ~kExpiredBit)) {
+      return {(gone & kExpiredBit) != 0 ? Absence::kExpired : Absence::kEvicted};
+    }
   }
   int32_t best = -1;
   int32_t child = parent ? entry(*parent).first_child : first_root_;
@@ -122,6 +140,7 @@ void PrefixCache::list_evictable(int32_t page) {
   mine.newer = kNone;
   (newest_ == kNone ? oldest_ : entries_[static_cast<size_t>(newest_)].newer) = page;
   newest_ = page;
+  mine.since_s = now_s_;
   ++evictable_count_;
   ages_.add(PageId{page});
 }
@@ -135,14 +154,16 @@ void PrefixCache::unlist_evictable(int32_t page) {
   ages_.remove(PageId{page});
 }
 
-void PrefixCache::evict_oldest() {
+void PrefixCache::drop_oldest(Absence reason) {
   const int32_t page = oldest_;
   Entry& mine = entries_[static_cast<size_t>(page)];
   // Whoever holds a page holds those before it and releases them after it.
   CHECK(mine.first_child == kNone);
   unlist_evictable(page);
   erase_from_table(mine.key);
-  evicted_[mine.key.head() & (evicted_.size() - 1)] = mine.key.head();
+  const uint64_t head = mine.key.head();
+  gone_[head & (gone_.size() - 1)] =
+      (head & ~kExpiredBit) | (reason == Absence::kExpired ? kExpiredBit : 0);
   if (mine.next_sibling != kNone) {
     entries_[static_cast<size_t>(mine.next_sibling)].previous_sibling = mine.previous_sibling;
   }
@@ -153,7 +174,7 @@ void PrefixCache::evict_oldest() {
   }
   mine.indexed = false;
   --indexed_count_;
-  ++evictions_;
+  if (leave_) leave_(PageId{page});
   pool_.release({page});
 }
 

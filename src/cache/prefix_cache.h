@@ -3,11 +3,13 @@
 // Every page is free, held by sequences, or kept for its prefix alone; the index
 // is one more holder of the pages that it knows. Pages kept by the index alone
 // are evicted least recently used first, and never before the pages that
-// continue them. Knows ids, keys and tokens, no KV bytes, so a simulator runs it
-// unchanged. Memory is taken once, by page count. Owned by the engine thread.
+// continue them; those that nobody used for too long expire in the same order. Knows ids, keys and
+// tokens, no KV bytes, so a simulator runs it unchanged. Memory is taken once, by page count. Owned
+// by the engine thread.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <optional>
 #include <span>
 #include <vector>
@@ -24,7 +26,8 @@ namespace galley::cache {
 enum class Absence : uint8_t {
   kUnknown,  // nothing
   kDiffers,  // its parent has other continuations
-  kEvicted,  // it was here
+  kEvicted,  // it was here and had to make room
+  kExpired,  // it was here until nobody had used it for so long
 };
 
 struct Explanation {
@@ -34,7 +37,8 @@ struct Explanation {
 
 class PrefixCache {
  public:
-  PrefixCache(int32_t page_count, int32_t page_tokens);
+  // A page that the index alone keeps expires `ttl_s` after its last use; 0: never.
+  PrefixCache(int32_t page_count, int32_t page_tokens, int64_t ttl_s = 0);
 
   int32_t page_count() const { return pool_.page_count(); }
   // Free, or kept by the index alone: what acquire() can give.
@@ -42,9 +46,13 @@ class PrefixCache {
   int32_t free_count() const { return pool_.free_count(); }
   int32_t indexed_count() const { return indexed_count_; }
   int64_t evictions() const { return evictions_; }
-  // Of those that the index alone keeps. The time only tells ages: it decides nothing.
+  int64_t expiries() const { return expiries_; }
+  // Of those that the index alone keeps.
   const PageAges& ages() const { return ages_; }
-  void set_time(int64_t now_s) { ages_.set_time(now_s); }
+  // Never goes back. What expires by then is gone.
+  void set_time(int64_t now_s);
+  // Called with each page that the index gives up.
+  void on_leave(std::function<void(PageId)> leave) { leave_ = std::move(leave); }
 
   // A page for new tokens, evicting if none is free. kExhausted when sequences hold all.
   Result<PageId> acquire();
@@ -81,6 +89,7 @@ class PrefixCache {
     // Of those that the index alone holds, by time of release.
     int32_t older = kNone;
     int32_t newer = kNone;
+    int64_t since_s = 0;
   };
 
   Entry& entry(PageId page) { return entries_[static_cast<size_t>(page.index)]; }
@@ -91,21 +100,26 @@ class PrefixCache {
   void erase_from_table(const PrefixKey& key);
   void list_evictable(int32_t page);
   void unlist_evictable(int32_t page);
-  void evict_oldest();
+  void drop_oldest(Absence reason);
 
   const int32_t page_tokens_;
+  const int64_t ttl_s_;
+  int64_t now_s_ = 0;
+  std::function<void(PageId)> leave_;
   PagePool pool_;
   PageAges ages_;
-  std::vector<Entry> entries_;     // by page
-  std::vector<int32_t> tokens_;    // [page_count, page_tokens], of indexed pages
-  std::vector<int32_t> table_;     // open addressing: page or kNone; at most half full
-  std::vector<uint64_t> evicted_;  // key heads, direct mapped: the memory of what was here
-  int32_t first_root_ = kNone;     // children of no page
+  std::vector<Entry> entries_;   // by page
+  std::vector<int32_t> tokens_;  // [page_count, page_tokens], of indexed pages
+  std::vector<int32_t> table_;   // open addressing: page or kNone; at most half full
+  // Key heads, direct mapped: the memory of what was here. The lowest bit says that it expired.
+  std::vector<uint64_t> gone_;
+  int32_t first_root_ = kNone;  // children of no page
   int32_t oldest_ = kNone;
   int32_t newest_ = kNone;
   int32_t evictable_count_ = 0;
   int32_t indexed_count_ = 0;
   int64_t evictions_ = 0;
+  int64_t expiries_ = 0;
 };
 
 }  // namespace galley::cache

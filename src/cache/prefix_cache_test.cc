@@ -160,5 +160,42 @@ TEST(PrefixCache, RandomSequencesNeverSeeAWrongPage) {
   }
 }
 
+TEST(PrefixCache, WhatNobodyUsedForTooLongExpires) {
+  PrefixHasher hasher;
+  PrefixCache cache(8, kPageTokens, 60);
+  std::vector<int32_t> left;
+  cache.on_leave([&](PageId page) { left.push_back(page.index); });
+  const std::string_view parts[] = {"ns"};
+  const PrefixKey root = hasher.root(parts);
+  const std::vector<int32_t> tokens = {1, 2, 3, 4, 5, 6, 7, 8};
+  const auto page_of = [&](size_t i) { return std::span(tokens).subspan(4 * i, 4); };
+  const PrefixKey keys[] = {hasher.next(root, page_of(0)),
+                            hasher.next(hasher.next(root, page_of(0)), page_of(1))};
+  cache.set_time(1000);
+  const PageId first = cache.acquire().value();
+  const PageId second = cache.acquire().value();
+  ASSERT_TRUE(cache.publish(first, keys[0], std::nullopt, 1, page_of(0), true));
+  ASSERT_TRUE(cache.publish(second, keys[1], first, 1, page_of(1), true));
+  cache.set_time(2000);
+  EXPECT_TRUE(cache.find(keys[1]).has_value()) << "held pages are in use";
+  cache.release(second);
+  cache.release(first);
+  cache.set_time(2030);
+  cache.hold(first);  // used again, without what follows
+  cache.release(first);
+  cache.set_time(2059);
+  EXPECT_TRUE(cache.find(keys[1]).has_value());
+  cache.set_time(2060);
+  EXPECT_FALSE(cache.find(keys[1]).has_value());
+  EXPECT_EQ(cache.explain(keys[1], first, 1, page_of(1)).absence, Absence::kExpired);
+  EXPECT_TRUE(cache.find(keys[0]).has_value());
+  cache.set_time(2090);
+  EXPECT_FALSE(cache.find(keys[0]).has_value());
+  EXPECT_EQ(cache.expiries(), 2);
+  EXPECT_EQ(cache.evictions(), 0);
+  EXPECT_EQ(cache.free_count(), 8);
+  EXPECT_EQ(left, (std::vector<int32_t>{second.index, first.index}));
+}
+
 }  // namespace
 }  // namespace galley::cache

@@ -45,6 +45,7 @@ struct GeneratorOptions {
   int32_t passes_per_promotion = 256;
 
   PrefixReplay prefix = PrefixReplay::kOff;
+  int64_t prefix_ttl_s = 0;  // a prefix that nobody used for so long is forgotten; 0: never
   // What else tells cached prefixes apart besides tokens and namespace: model build, layout.
   std::string prefix_salt;
 };

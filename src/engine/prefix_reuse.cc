@@ -99,6 +99,9 @@ void PrefixReuse::explain(const Sequence& sequence, const PrefixMatch& match, Us
     case cache::Absence::kEvicted:
       usage.miss = MissReason::kEvicted;
       return;
+    case cache::Absence::kExpired:
+      usage.miss = MissReason::kExpired;
+      return;
     case cache::Absence::kDiffers:
       usage.miss = MissReason::kTokenDiffers;
       usage.differs_at = static_cast<int32_t>(found * options_.page_tokens) + why.same_tokens;

@@ -88,6 +88,7 @@ enum class MissReason : uint8_t {
   kUnknown,         // nothing like it was computed here
   kTokenDiffers,    // another continuation is cached: Usage::differs_at
   kEvicted,         // it was cached and had to make room
+  kExpired,         // it was cached until nobody had used it for longer than --prefix-ttl
   kOtherNamespace,  // this tenant has it under another namespace
 };
 
@@ -105,6 +106,8 @@ constexpr const char* miss_name(MissReason reason) {
       return "token_differs";
     case MissReason::kEvicted:
       return "evicted";
+    case MissReason::kExpired:
+      return "expired";
     case MissReason::kOtherNamespace:
       return "other_namespace";
   }

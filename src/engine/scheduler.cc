@@ -55,7 +55,7 @@ Result<void> check_request(const GenerateRequest& request, const GeneratorOption
 
 Scheduler::Scheduler(const GeneratorOptions& options)
     : options_(usable(options)),
-      cache_(options.page_count, options.page_tokens),
+      cache_(options.page_count, options.page_tokens, options.prefix_ttl_s),
       reuse_(options_, cache_),
       hit_holders_(static_cast<size_t>(bounded() ? options.page_count : 0)) {
   CHECK(options.sequences_max > 0 && options.rows_max >= options.sequences_max);

@@ -330,6 +330,32 @@ TEST(Scheduler, EveryMissHasItsReason) {
   EXPECT_EQ(without.usage[1].miss, MissReason::kOff);
 }
 
+TEST(Scheduler, APrefixThatNobodyUsedForTooLongIsAMiss) {
+  GeneratorOptions options = small_options();
+  options.prefix = PrefixReplay::kExact;
+  options.prefix_ttl_s = 60;
+  Kitchen kitchen(options);
+  TimePoint now{seconds(5000)};
+  const auto run = [&](uint64_t id) {
+    kitchen.submit(make_request(id, 60, 1));
+    while (!kitchen.generator.idle()) kitchen.step(now);
+    return kitchen.usage[id];
+  };
+  run(1);
+  now += seconds(59);
+  EXPECT_EQ(run(2).cached_tokens, 56) << "and used again";
+  now += seconds(59);
+  EXPECT_EQ(run(3).cached_tokens, 56);
+  now += seconds(60);
+  const Usage late = run(4);
+  EXPECT_EQ(late.cached_tokens, 0);
+  EXPECT_EQ(late.miss, MissReason::kExpired);
+  EXPECT_EQ(kitchen.generator.scheduler().cache().expiries(), 15);
+  now += seconds(1);
+  EXPECT_EQ(run(5).cached_tokens, 56) << "computed again, it is there again";
+  kitchen.expect_tokens_as_alone();
+}
+
 // Two sequences that hold long hits and together need more pages than there are: if both could
 // start, neither could finish, and neither may give its hit back.
 TEST(Scheduler, BoundedHitsNeverBlockThePool) {

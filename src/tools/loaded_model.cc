@@ -32,6 +32,11 @@ void add_engine_settings(Command& command, EngineSettings& settings) {
                "tokens; off shows how much")
       .choices({"on", "off"})
       .value_name("WHICH");
+  command
+      .setting("--prefix-ttl", settings.prefix_ttl_s,
+               "Seconds after its last use at which a cached prefix is forgotten; 0 = never")
+      .range(0, 1e9)
+      .value_name("S");
 }
 
 Result<model::DecoderReplay> parse_replay(const std::string& name) {
@@ -73,6 +78,8 @@ Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings
   options.replay = TRY(parse_replay(settings.replay));
   options.prefix = TRY(parse_prefix_cache(settings.prefix_cache));
   options.async_scheduling = settings.async_scheduling == "on";
+  command
+  options.prefix_ttl_s = settings.prefix_ttl_s;
   executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
   return options;
 }

@@ -27,6 +27,7 @@ struct EngineSettings {
   std::string replay = "b";
   std::string prefix_cache = "off";
   std::string async_scheduling = "off";
+  int64_t prefix_ttl_s = 0;
 };
 
 // A context that a laptop holds; --context asks for more.

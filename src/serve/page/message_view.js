@@ -13,6 +13,7 @@ const MISSES = {
   unknown: 'nothing like it was there',
   token_differs: 'then it differs',
   evicted: 'the rest had to make room',
+  expired: 'the rest was kept for too long unused',
   other_namespace: 'cached under another namespace',
 };
 
