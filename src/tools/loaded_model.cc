@@ -78,7 +78,6 @@ Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings
   options.replay = TRY(parse_replay(settings.replay));
   options.prefix = TRY(parse_prefix_cache(settings.prefix_cache));
   options.async_scheduling = settings.async_scheduling == "on";
-  command
   options.prefix_ttl_s = settings.prefix_ttl_s;
   executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
   return options;
