@@ -6,6 +6,7 @@
 #include <cstdio>
 #include <mutex>
 #include <nlohmann/json.hpp>
+#include <optional>
 #include <random>
 #include <thread>
 
@@ -25,6 +26,9 @@ using Json = nlohmann::ordered_json;
 using Clock = std::chrono::steady_clock;
 
 constexpr size_t kErrorBytesMax = 300;
+// Background prompts: asked alone before the load begins, and connections for those beside it.
+constexpr int32_t kLonePrompts = 3;
+constexpr int32_t kBackgroundConnections = 16;
 
 struct ServeLoad {
   std::string url = "http://127.0.0.1:8000";
@@ -37,6 +41,8 @@ struct ServeLoad {
   int32_t prompt_words = 100;
   int32_t shared_words = 0;
   int32_t output_tokens = 64;
+  float background_rate = 0;
+  int32_t background_words = 2000;
   float temperature = 0.7F;
   uint64_t seed = 0;
   float first_token_ms = 1000;
@@ -64,10 +70,28 @@ std::string words(uint64_t seed, int32_t count) {
   return text;
 }
 
-std::string body_of(const ServeLoad& load, int32_t number) {
+struct Ask {
   std::string prompt;
-  if (load.shared_words > 0) prompt = words(load.seed, load.shared_words) + "\n";
-  prompt += words(load.seed + 1 + static_cast<uint64_t>(number), load.prompt_words);
+  int32_t output_tokens = 0;
+  uint64_t seed = 0;
+};
+
+Ask ask_of(const ServeLoad& load, int32_t number) {
+  Ask ask{.prompt = {}, .output_tokens = load.output_tokens, .seed = load.seed};
+  ask.seed += static_cast<uint64_t>(number);
+  if (load.shared_words > 0) ask.prompt = words(load.seed, load.shared_words) + "\n";
+  ask.prompt += words(ask.seed + 1, load.prompt_words);
+  return ask;
+}
+
+// A long prompt with nothing in common with any other, for the sake of its prefill.
+Ask background_ask(const ServeLoad& load, int32_t number) {
+  const uint64_t seed = ~load.seed - static_cast<uint64_t>(number);
+  return {.prompt = words(seed, load.background_words), .output_tokens = 1, .seed = load.seed};
+}
+
+std::string body_of(const ServeLoad& load, const Ask& ask) {
+  const std::string& prompt = ask.prompt;
   Json json;
   json["model"] = load.model;
   if (load.api == "chat") {
@@ -75,9 +99,9 @@ std::string body_of(const ServeLoad& load, int32_t number) {
   } else {
     json["prompt"] = prompt;
   }
-  json["max_tokens"] = load.output_tokens;
+  json["max_tokens"] = ask.output_tokens;
   json["temperature"] = load.temperature;
-  json["seed"] = load.seed + static_cast<uint64_t>(number);
+  json["seed"] = ask.seed;
   json["stream"] = true;
   json["stream_options"] = {{"include_usage", true}};
   return json.dump();
@@ -156,8 +180,8 @@ class AnswerWatch {
   double last_s_ = 0;
 };
 
-LoadSample ask(net::HttpClient& client, const ServeLoad& load, int32_t number,
-               Clock::time_point due) {
+LoadSample measure(net::HttpClient& client, const ServeLoad& load, const Ask& ask,
+                   Clock::time_point due) {
   LoadSample sample;
   sample.sent_late_s = std::max(0.0, seconds_since(due));
   AnswerWatch watch(sample, due);
@@ -166,7 +190,7 @@ LoadSample ask(net::HttpClient& client, const ServeLoad& load, int32_t number,
   const net::ClientRequest request = {
       .method = "POST",
       .path = load.api == "chat" ? "/v1/chat/completions" : "/v1/completions",
-      .body = body_of(load, number),
+      .body = body_of(load, ask),
       .bearer = load.api_key};
   const auto status = client.request(request, [&](std::string_view piece) {
     if (begin.size() < kErrorBytesMax) begin += piece.substr(0, kErrorBytesMax - begin.size());
@@ -197,49 +221,133 @@ std::vector<double> due_times(const ServeLoad& load) {
   return due;
 }
 
-void sleep_until(Clock::time_point when) {
-  constexpr auto kSlice = std::chrono::milliseconds(50);  // so that Ctrl-C is seen
-  while (!interrupted() && Clock::now() < when) {
-    std::this_thread::sleep_until(std::min(when, Clock::now() + kSlice));
-  }
-}
+// Requests of one kind, asked over some connections until there are no more.
+class Askers {
+ public:
+  Askers(const ServeLoad& load, const net::HttpUrl& url) : load_(load), url_(url) {}
 
-std::vector<LoadSample> run_load(const ServeLoad& load, const net::HttpUrl& url,
-                                 double& duration_s) {
-  const std::vector<double> due = due_times(load);
-  std::vector<LoadSample> samples;
-  std::mutex mutex;
-  Progress progress({.unit = "requests", .total = load.requests});
-  std::atomic<int32_t> next = 0;
-  const auto begin = Clock::now();
-  const auto work = [&] {
-    net::HttpClient client(url,
-                           std::chrono::milliseconds(static_cast<int64_t>(load.patience_s * 1000)));
-    while (!interrupted()) {
-      const int32_t number = next.fetch_add(1);
-      if (number >= load.requests) return;
-      const double due_s = due[static_cast<size_t>(number)];
-      auto when =
-          begin + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(due_s));
-      sleep_until(when);
-      if (interrupted()) return;
-      // Without a rate a request is due when a connection is free for it.
-      if (load.rate <= 0) when = Clock::now();
-      LoadSample sample = ask(client, load, number, when);
-      if (interrupted()) return;  // cut short by us
-      const std::scoped_lock lock(mutex);
-      samples.push_back(std::move(sample));
-      progress.update(std::ssize(samples));
-    }
-  };
-  std::vector<std::thread> threads;
-  for (int32_t i = 0; i < std::min(load.concurrency, load.requests); ++i) {
-    threads.emplace_back(work);
+  std::vector<LoadSample> run_load() {
+    const std::vector<double> due = due_times(load_);
+    Progress progress({.unit = "requests", .total = load_.requests});
+    std::vector<LoadSample> samples = run(
+        std::min(load_.concurrency, load_.requests),
+        [&](int32_t number) {
+          std::optional<Due> one;
+          if (number >= load_.requests) return one;
+          // Without a rate a request is due when a connection is free for it.
+          if (load_.rate > 0) return std::optional(Due{due[static_cast<size_t>(number)]});
+          return std::optional(Due{});
+        },
+        ask_of, &progress);
+    progress.finish(std::ssize(samples));
+    return samples;
   }
-  for (std::thread& thread : threads) thread.join();
-  duration_s = seconds_since(begin);
-  progress.finish(std::ssize(samples));
-  return samples;
+
+  // One after the other, with nothing else to do.
+  std::vector<LoadSample> run_lone_prompts() {
+    return run(
+        1,
+        [](int32_t number) { return number < kLonePrompts ? std::optional(Due{}) : std::nullopt; },
+        background_ask, nullptr);
+  }
+
+  // At a steady rate, until `over`.
+  std::vector<LoadSample> run_background(const std::atomic<bool>& over) {
+    return run(
+        kBackgroundConnections,
+        [&](int32_t number) {
+          const Due due{static_cast<double>(number) / static_cast<double>(load_.background_rate)};
+          return sleep_until(time_of(due), &over) ? std::optional(due) : std::nullopt;
+        },
+        [](const ServeLoad& load, int32_t number) {
+          return background_ask(load, kLonePrompts + number);
+        },
+        nullptr);
+  }
+
+  double seconds() const { return seconds_; }
+
+ private:
+  struct Due {
+    std::optional<double> at_s = {};  // none: now
+  };
+
+  Clock::time_point time_of(const Due& due) const {
+    if (!due.at_s) return Clock::now();
+    return begin_ +
+           std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(*due.at_s));
+  }
+
+  // False: interrupted, or over before it was time.
+  static bool sleep_until(Clock::time_point when, const std::atomic<bool>* over = nullptr) {
+    constexpr auto kSlice = std::chrono::milliseconds(50);  // so that Ctrl-C is seen
+    while (!interrupted() && (over == nullptr || !*over)) {
+      if (Clock::now() >= when) return true;
+      std::this_thread::sleep_until(std::min(when, Clock::now() + kSlice));
+    }
+    return false;
+  }
+
+  template <class NextDue, class MakeAsk>
+  std::vector<LoadSample> run(int32_t connections, NextDue&& next_due, MakeAsk&& make_ask,
+                              Progress* progress) {
+    std::vector<LoadSample> samples;
+    std::mutex mutex;
+    std::atomic<int32_t> next = 0;
+    begin_ = Clock::now();
+    const auto work = [&] {
+      net::HttpClient client(
+          url_, std::chrono::milliseconds(static_cast<int64_t>(load_.patience_s * 1000)));
+      while (!interrupted()) {
+        const int32_t number = next.fetch_add(1);
+        const std::optional<Due> due = next_due(number);
+        if (!due || !sleep_until(time_of(*due))) return;
+        LoadSample sample = measure(client, load_, make_ask(load_, number), time_of(*due));
+        if (interrupted()) return;  // cut short by us
+        const std::scoped_lock lock(mutex);
+        samples.push_back(std::move(sample));
+        if (progress != nullptr) progress->update(std::ssize(samples));
+      }
+    };
+    std::vector<std::thread> threads;
+    for (int32_t i = 0; i < connections; ++i) threads.emplace_back(work);
+    for (std::thread& thread : threads) thread.join();
+    seconds_ = seconds_since(begin_);
+    return samples;
+  }
+
+  const ServeLoad& load_;
+  const net::HttpUrl& url_;
+  Clock::time_point begin_;
+  double seconds_ = 0;
+};
+
+struct Measured {
+  LoadSummary load;
+  std::optional<PrefillSummary> background;
+};
+
+Measured run_all(const ServeLoad& load, const net::HttpUrl& url) {
+  Measured measured;
+  std::vector<LoadSample> alone;
+  std::vector<LoadSample> beside;
+  std::atomic<bool> over = false;
+  std::thread background;
+  if (load.background_rate > 0) {
+    alone = Askers(load, url).run_lone_prompts();
+    background = std::thread([&] { beside = Askers(load, url).run_background(over); });
+  }
+  Askers askers(load, url);
+  const std::vector<LoadSample> samples = askers.run_load();
+  over = true;
+  if (background.joinable()) {
+    background.join();
+    measured.background = summarise_prefill(alone, beside);
+  }
+  measured.load = summarise(samples, askers.seconds(),
+                            {static_cast<double>(load.first_token_ms) / 1e3,
+                             static_cast<double>(load.per_token_ms) / 1e3});
+  return measured;
 }
 
 // The first model that the server names.
@@ -274,7 +382,23 @@ Json spread_json(const Spread& spread) {
           {"max", ms(spread.most)}};
 }
 
-void print_json(const ServeLoad& load, const LoadSummary& sum) {
+Json prefill_json(const ServeLoad& load, const PrefillSummary& prefill) {
+  Json json;
+  json["rate"] = load.background_rate;
+  json["prompts"] = prefill.prompts;
+  json["failed"] = prefill.failed;
+  if (prefill.failed > 0) json["first_failure"] = prefill.first_failure;
+  json["prompt_tokens_each"] = prefill.tokens_each;
+  json["lone_tokens_per_s"] = prefill.lone_tokens_per_s;
+  json["tokens_per_s"] = prefill.tokens_per_s;
+  json["kept_share"] = prefill.kept_share;
+  json["ttft_ms"] = spread_json(prefill.first_token_s);
+  json["sent_late_ms"] = spread_json(prefill.sent_late_s);
+  return json;
+}
+
+void print_json(const ServeLoad& load, const Measured& measured) {
+  const LoadSummary& sum = measured.load;
   Json json;
   json["case"] = "serve_load";
   json["model"] = load.model;
@@ -296,6 +420,8 @@ void print_json(const ServeLoad& load, const LoadSummary& sum) {
   json["sent_late_ms"] = spread_json(sum.sent_late_s);
   json["good_share"] = sum.good_share;
   json["good_requests_per_s"] = sum.good_requests_per_s;
+  json["itl_p99_over_p50"] = sum.gap_s.median > 0 ? sum.gap_s.p99 / sum.gap_s.median : 0.0;
+  if (measured.background) json["background"] = prefill_json(load, *measured.background);
   std::puts(json.dump().c_str());
 }
 
@@ -304,7 +430,18 @@ void print_row(const char* name, const Spread& spread) {
               1e3 * spread.p99, 1e3 * spread.most);
 }
 
-void print_table(const ServeLoad& load, const LoadSummary& sum) {
+void print_prefill(const PrefillSummary& prefill) {
+  std::printf("%s background prompts of %s tokens, %s failed\n",
+              format_count(prefill.prompts).c_str(), format_count(prefill.tokens_each).c_str(),
+              format_count(prefill.failed).c_str());
+  if (prefill.failed > 0) std::printf("  first failure: %s\n", prefill.first_failure.c_str());
+  std::printf("  prefill %.0f tokens/s beside the load, %.0f alone: %.0f %% kept\n",
+              prefill.tokens_per_s, prefill.lone_tokens_per_s, 100 * prefill.kept_share);
+  print_row("time to first token", prefill.first_token_s);
+}
+
+void print_table(const ServeLoad& load, const Measured& measured) {
+  const LoadSummary& sum = measured.load;
   std::printf("%s requests in %.1f s, %s failed\n", format_count(sum.requests).c_str(),
               sum.duration_s, format_count(sum.failed).c_str());
   if (sum.failed > 0) std::printf("  first failure: %s\n", sum.first_failure.c_str());
@@ -321,6 +458,11 @@ void print_table(const ServeLoad& load, const LoadSummary& sum) {
       "token after it\n",
       sum.good_requests_per_s, 100 * sum.good_share, static_cast<double>(load.first_token_ms),
       static_cast<double>(load.per_token_ms));
+  if (sum.gap_s.median > 0) {
+    std::printf("99 of 100 tokens come within %.2f times the median\n",
+                sum.gap_s.p99 / sum.gap_s.median);
+  }
+  if (measured.background) print_prefill(*measured.background);
 }
 
 void add_load_settings(Command& command, ServeLoad& load) {
@@ -347,6 +489,15 @@ void add_load_settings(Command& command, ServeLoad& load) {
   command.setting("--max-tokens", load.output_tokens, "Longest answer in tokens")
       .range(1, 1e6)
       .value_name("N");
+  command
+      .setting(
+          "--background-rate", load.background_rate,
+          "Long prompts a second beside this load, whose prefill others have to bear; 0 = none")
+      .range(0, 1e4)
+      .value_name("R");
+  command.setting("--background-words", load.background_words, "Words of each of these prompts")
+      .range(1, 1e6)
+      .value_name("N");
   command.setting("-t,--temperature", load.temperature, "0 = always the best token").range(0, 100);
   command.setting("--seed", load.seed, "The same seed asks the same").value_name("N");
   command.setting("--good-ttft-ms", load.first_token_ms, "Goodput: longest wait for a first token")
@@ -369,8 +520,10 @@ int run_bench_serve(int argc, char** argv) {
       "  galley bench serve                                  32 connections, as fast as it goes\n"
       "  galley bench serve --rate 20 -n 1000 --json | jq .ttft_ms.p99\n"
       "  galley bench serve --shared-words 400               every prompt begins alike\n"
+      "  galley bench serve --background-rate 1              long prompts beside the streams\n"
       "\nAny server with OpenAI's streaming API can be asked. Latencies count from the moment a\n"
-      "request was due.\n"
+      "request was due. A background prompt's prefill is its tokens over the time to its first\n"
+      "token; three are asked alone before the load begins.\n"
       "\nExit codes: 0 every request was answered, 1 some failed, 64 wrong usage, 130 "
       "interrupted\n(what was measured is printed).\n");
   add_load_settings(command, load);
@@ -384,14 +537,12 @@ int run_bench_serve(int argc, char** argv) {
     if (!model) return command.fail(model.error());
     load.model = std::move(*model);
   }
-  double duration_s = 0;
-  const std::vector<LoadSample> samples = run_load(load, *url, duration_s);
-  const LoadSummary sum = summarise(samples, duration_s,
-                                    {static_cast<double>(load.first_token_ms) / 1e3,
-                                     static_cast<double>(load.per_token_ms) / 1e3});
-  load.json ? print_json(load, sum) : print_table(load, sum);
+  const Measured measured = run_all(load, *url);
+  load.json ? print_json(load, measured) : print_table(load, measured);
   if (interrupted()) return kExitInterrupted;
-  return sum.failed == 0 ? kExitOk : kExitFailed;
+  const int64_t failed =
+      measured.load.failed + (measured.background ? measured.background->failed : 0);
+  return failed == 0 ? kExitOk : kExitFailed;
 }
 
 }  // namespace galley::tools

@@ -19,6 +19,37 @@ Spread spread_of(const std::vector<double>& values) {
           percentile(values, 1.0)};
 }
 
+PrefillSummary summarise_prefill(const std::vector<LoadSample>& alone,
+                                 const std::vector<LoadSample>& beside) {
+  PrefillSummary sum;
+  sum.prompts = std::ssize(beside);
+  std::vector<double> rates[2];
+  std::vector<double> tokens;
+  std::vector<double> first;
+  std::vector<double> late;
+  for (const auto* samples : {&alone, &beside}) {
+    for (const LoadSample& sample : *samples) {
+      if (sample.failed) {
+        if (sum.failed++ == 0) sum.first_failure = sample.failure;
+        continue;
+      }
+      const auto fresh = static_cast<double>(sample.prompt_tokens - sample.cached_tokens);
+      tokens.push_back(static_cast<double>(sample.prompt_tokens));
+      rates[samples == &beside ? 1 : 0].push_back(fresh / std::max(1e-9, sample.first_token_s));
+      if (samples == &alone) continue;
+      first.push_back(sample.first_token_s);
+      late.push_back(sample.sent_late_s);
+    }
+  }
+  sum.tokens_each = static_cast<int64_t>(percentile(tokens, 0.5));
+  sum.lone_tokens_per_s = percentile(rates[0], 0.5);
+  sum.tokens_per_s = percentile(rates[1], 0.5);
+  if (sum.lone_tokens_per_s > 0) sum.kept_share = sum.tokens_per_s / sum.lone_tokens_per_s;
+  sum.first_token_s = spread_of(first);
+  sum.sent_late_s = spread_of(late);
+  return sum;
+}
+
 LoadSummary summarise(const std::vector<LoadSample>& samples, double duration_s,
                       const LoadTarget& target) {
   LoadSummary sum;

@@ -55,6 +55,23 @@ struct LoadSummary {
   double good_requests_per_s = 0;
 };
 
+// Long prompts whose prefill is measured: alone, and beside other load.
+struct PrefillSummary {
+  int64_t prompts = 0;  // beside the load
+  int64_t failed = 0;   // alone or not
+  std::string first_failure;
+  int64_t tokens_each = 0;  // the median
+  // Medians of tokens to compute over the time to the first token.
+  double lone_tokens_per_s = 0;
+  double tokens_per_s = 0;
+  double kept_share = 0;  // of the lone rate
+  Spread first_token_s;
+  Spread sent_late_s;
+};
+
+PrefillSummary summarise_prefill(const std::vector<LoadSample>& alone,
+                                 const std::vector<LoadSample>& beside);
+
 LoadSummary summarise(const std::vector<LoadSample>& samples, double duration_s,
                       const LoadTarget& target);
 

@@ -40,5 +40,29 @@ TEST(LoadResult, GoodIsWithinBothLimitsAndFailuresNever) {
   EXPECT_DOUBLE_EQ(sum.first_token_s.most, 1.2);
 }
 
+TEST(LoadResult, PrefillKeepsAShareOfItsLoneRate) {
+  const auto sample = [](double first_token_s, int64_t cached) {
+    LoadSample made;
+    made.prompt_tokens = 2000;
+    made.cached_tokens = cached;
+    made.first_token_s = first_token_s;
+    return made;
+  };
+  const std::vector<LoadSample> alone = {sample(0.4, 0), sample(0.5, 0), sample(9, 0)};
+  std::vector<LoadSample> beside = {sample(1, 0), sample(1, 1000), sample(0.8, 0), sample(1, 0)};
+  beside[3].failed = true;
+  beside[3].failure = "429";
+  const PrefillSummary sum = summarise_prefill(alone, beside);
+  EXPECT_EQ(sum.prompts, 4);
+  EXPECT_EQ(sum.failed, 1);
+  EXPECT_EQ(sum.first_failure, "429");
+  EXPECT_EQ(sum.tokens_each, 2000);
+  EXPECT_DOUBLE_EQ(sum.lone_tokens_per_s, 4000);
+  EXPECT_DOUBLE_EQ(sum.tokens_per_s, 2000);
+  EXPECT_DOUBLE_EQ(sum.kept_share, 0.5);
+  EXPECT_DOUBLE_EQ(sum.first_token_s.median, 1);
+  EXPECT_EQ(summarise_prefill({}, {}).kept_share, 0);
+}
+
 }  // namespace
 }  // namespace galley::tools
