@@ -227,5 +227,148 @@ TEST_F(Async, EveryPairOfFeaturesGivesTheBitsOfOneStepAfterTheOther) {
   EXPECT_GT(wasted_, 50);
 }
 
+// --- over the fake executor --------------------------------------------------
+
+GeneratorOptions small_options(bool async) {
+  GeneratorOptions options;
+  options.async_scheduling = async;
+  options.sequences_max = 2;
+  options.rows_max = 64;
+  options.page_tokens = 4;
+  options.page_count = 40;
+  options.vocab_size = 50;
+  options.positions_max = 120;
+  options.window = 6;
+  options.layers = 4;
+  options.decoder_source = 2;
+  options.growth_tokens = 4;
+  options.prefix = PrefixReplay::kExact;
+  return options;
+}
+
+GenerateRequest small_request(uint64_t id, int32_t prompt_tokens, int32_t output_tokens) {
+  GenerateRequest request;
+  request.id = SequenceId{id};
+  for (int32_t i = 0; i < prompt_tokens; ++i) {
+    request.prompt.push_back((i * 7 + static_cast<int32_t>(id)) % 50);
+  }
+  request.output_tokens_max = output_tokens;
+  return request;
+}
+
+std::vector<int32_t> run_alone(Generator& generator, const GenerateRequest& request, Usage& usage) {
+  EXPECT_TRUE(generator.submit(request).has_value());
+  std::vector<int32_t> tokens;
+  while (!generator.idle()) {
+    const StepOutcome outcome = generator.step().value();
+    for (const TokenEvent& event : outcome.events) {
+      if (event.has_token) tokens.push_back(event.token);
+      usage = event.usage;
+    }
+  }
+  return tokens;
+}
+
+TEST(AsyncGenerator, ATokenIsToldWhileTheNextIsInFlight) {
+  const GeneratorOptions options = small_options(true);
+  FakeExecutor executor(options);
+  Generator generator(executor, options);
+  ASSERT_TRUE(generator.submit(small_request(1, 10, 3)).has_value());
+  EXPECT_TRUE(generator.step().value().events.empty());  // nothing is over yet
+  for (int token = 1; token <= 3; ++token) {
+    EXPECT_EQ(generator.in_flight(), 1);
+    const StepOutcome outcome = generator.step().value();
+    ASSERT_EQ(outcome.events.size(), 1U);
+    EXPECT_EQ(outcome.events[0].usage.output_tokens, token);
+    EXPECT_EQ(outcome.events[0].finish, token == 3 ? FinishReason::kLength : FinishReason::kNone);
+  }
+  EXPECT_TRUE(generator.idle());  // its length was foreseen: no row was wasted
+  EXPECT_EQ(generator.scheduler().counts().wasted_rows, 0);
+}
+
+TEST(AsyncGenerator, WhatRanPastAnEndIsDroppedAndNeverFound) {
+  for (const int32_t prompt_tokens : {40, 41, 42, 43}) {  // the wasted row may complete a page
+    int32_t indexed[2] = {};
+    for (const bool async : {false, true}) {
+      const GeneratorOptions options = small_options(async);
+      FakeExecutor executor(options);
+      Generator generator(executor, options);
+      GenerateRequest request = small_request(1, prompt_tokens, 30);
+      const std::vector<int32_t> whole = fake_tokens(request, options);
+      request.stop_tokens = {whole[5]};
+      Usage usage;
+      const std::vector<int32_t> tokens = run_alone(generator, request, usage);
+      EXPECT_EQ(tokens, fake_tokens(request, options));
+      EXPECT_EQ(generator.scheduler().counts().wasted_rows, async ? 1 : 0);
+      EXPECT_EQ(generator.free_page_count(), options.page_count);
+      indexed[async ? 1 : 0] = generator.scheduler().cache().indexed_count();
+      // The next turn is that of a cold run.
+      GenerateRequest next = request;
+      next.id = SequenceId{2};
+      next.prompt.insert(next.prompt.end(), tokens.begin(), tokens.end());
+      next.prompt.insert(next.prompt.end(), {1, 2, 3, 4, 5});
+      EXPECT_EQ(run_alone(generator, next, usage), fake_tokens(next, options));
+      EXPECT_GT(usage.cached_tokens, 0);
+    }
+    EXPECT_EQ(indexed[0], indexed[1]) << prompt_tokens;
+  }
+}
+
+TEST(AsyncGenerator, ACancelledSequenceIsToldAtOnceAndItsPlaceIsFreeWhenItsStepIsOver) {
+  GeneratorOptions options = small_options(true);
+  options.sequences_max = 1;
+  FakeExecutor executor(options);
+  Generator generator(executor, options);
+  ASSERT_TRUE(generator.submit(small_request(1, 10, 30)).has_value());
+  ASSERT_TRUE(generator.submit(small_request(2, 10, 2)).has_value());
+  ASSERT_TRUE(generator.step().has_value());
+  ASSERT_TRUE(generator.step().has_value());
+  generator.cancel(SequenceId{1});
+  StepOutcome outcome = generator.step().value();
+  ASSERT_EQ(outcome.events.size(), 1U);  // the token in flight is not told any more
+  EXPECT_EQ(outcome.events[0].finish, FinishReason::kCancelled);
+  EXPECT_EQ(generator.scheduler().counts().wasted_rows, 1);
+  std::vector<int32_t> tokens;
+  while (!generator.idle()) {
+    outcome = generator.step().value();
+    for (const TokenEvent& event : outcome.events) tokens.push_back(event.token);
+  }
+  EXPECT_EQ(tokens, fake_tokens(small_request(2, 10, 2), options));
+}
+
+TEST(AsyncGenerator, WhoGivesWayDoesSoBetweenSteps) {
+  GeneratorOptions options = small_options(true);
+  options.sequences_max = 3;
+  options.page_count = 24;
+  FakeExecutor executor(options);
+  Generator generator(executor, options);
+  for (uint64_t id = 1; id <= 3; ++id) {
+    GenerateRequest request = small_request(id, 12, 60);
+    if (id == 3) request.priority = Priority::kBestEffort;
+    ASSERT_TRUE(generator.submit(std::move(request)).has_value());
+  }
+  std::map<uint64_t, std::vector<int32_t>> output;
+  int64_t bubbles = 0;
+  for (int step = 0; !generator.idle(); ++step) {
+    if (step == 10) {  // takes the place of the last
+      ASSERT_TRUE(generator.submit(small_request(4, 12, 5)).has_value());
+    }
+    const int64_t preemptions = generator.scheduler().counts().preemptions;
+    const bool in_flight = generator.in_flight() > 0;
+    const StepOutcome outcome = generator.step().value();
+    if (generator.scheduler().counts().preemptions > preemptions) {
+      EXPECT_FALSE(in_flight);
+      ++bubbles;
+    }
+    for (const TokenEvent& event : outcome.events) {
+      output[static_cast<uint64_t>(event.id)].push_back(event.token);
+    }
+  }
+  EXPECT_GT(bubbles, 1);
+  for (uint64_t id = 1; id <= 4; ++id) {
+    EXPECT_EQ(output[id], fake_tokens(small_request(id, 12, id == 4 ? 5 : 60), options)) << id;
+  }
+}
+
 }  // namespace
 }  // namespace galley::engine

@@ -1,6 +1,7 @@
 // The engine from many threads at once, over the fake executor: every accepted
 // sequence gets its own tokens and exactly one end; cancelling, draining,
-// stopping and a failing executor lose nobody.
+// stopping and a failing executor lose nobody. All of it one step after the other,
+// and with a step planned while another is computed.
 #include "engine/engine.h"
 
 #include <gtest/gtest.h>
@@ -19,7 +20,7 @@ namespace {
 using std::chrono::milliseconds;
 using std::chrono::seconds;
 
-GeneratorOptions small_options() {
+GeneratorOptions small_options(bool async) {
   GeneratorOptions options;
   options.sequences_max = 4;
   options.rows_max = 32;
@@ -29,6 +30,7 @@ GeneratorOptions small_options() {
   options.vocab_size = 50;
   options.positions_max = 120;
   options.window = 16;
+  options.async_scheduling = async;
   return options;
 }
 
@@ -68,8 +70,11 @@ class Collector final : public TokenSink {
   std::promise<void> end_;
 };
 
-TEST(Engine, ManyThreadsSubmitAndCancel) {
-  const GeneratorOptions options = small_options();
+// Whether scheduling is asynchronous.
+class EngineTest : public testing::TestWithParam<bool> {};
+
+TEST_P(EngineTest, ManyThreadsSubmitAndCancel) {
+  const GeneratorOptions options = small_options(GetParam());
   FakeExecutor executor(options);
   Engine engine(executor, options);
   constexpr int kThreads = 6;
@@ -123,8 +128,8 @@ bool looks_until(Engine& engine, EngineGlance& glance,
   return false;
 }
 
-TEST(Engine, AGlanceShowsWhoRunsAndWhatIsKept) {
-  GeneratorOptions options = small_options();
+TEST_P(EngineTest, AGlanceShowsWhoRunsAndWhatIsKept) {
+  GeneratorOptions options = small_options(GetParam());
   options.prefix = PrefixReplay::kBounded;
   FakeExecutor executor(options);
   std::promise<void> second;
@@ -169,8 +174,8 @@ TEST(Engine, AGlanceShowsWhoRunsAndWhatIsKept) {
   EXPECT_EQ(kept, engine.stats().pages_cached);
 }
 
-TEST(Engine, RefusesAtTheDoorAndSaysWhy) {
-  GeneratorOptions options = small_options();
+TEST_P(EngineTest, RefusesAtTheDoorAndSaysWhy) {
+  GeneratorOptions options = small_options(GetParam());
   options.waiting_max = 2;
   FakeExecutor executor(options);
   std::promise<void> go;
@@ -200,8 +205,8 @@ TEST(Engine, RefusesAtTheDoorAndSaysWhy) {
   EXPECT_EQ(engine.stats().finished[static_cast<size_t>(FinishReason::kLength)], 2);
 }
 
-TEST(Engine, AStuckStepShowsInTheStats) {
-  const GeneratorOptions options = small_options();
+TEST_P(EngineTest, AStuckStepShowsInTheStats) {
+  const GeneratorOptions options = small_options(GetParam());
   FakeExecutor executor(options);
   std::promise<void> go;
   executor.on_collect([future = go.get_future().share()](int64_t) {
@@ -221,8 +226,8 @@ TEST(Engine, AStuckStepShowsInTheStats) {
   EXPECT_EQ(engine.stats().since_progress.count(), 0);
 }
 
-TEST(Engine, StopEndsWhatRunsAndWaits) {
-  const GeneratorOptions options = small_options();
+TEST_P(EngineTest, StopEndsWhatRunsAndWaits) {
+  const GeneratorOptions options = small_options(GetParam());
   FakeExecutor executor(options);
   Engine engine(executor, options);
   std::vector<std::shared_ptr<Collector>> sinks;
@@ -245,8 +250,8 @@ TEST(Engine, StopEndsWhatRunsAndWaits) {
   engine.stop();
 }
 
-TEST(Engine, AFailingExecutorEndsEverybodyLoudly) {
-  const GeneratorOptions options = small_options();
+TEST_P(EngineTest, AFailingExecutorEndsEverybodyLoudly) {
+  const GeneratorOptions options = small_options(GetParam());
   FakeExecutor executor(options);
   executor.on_collect([](int64_t step) -> Result<void> {
     if (step == 5) return Error{ErrorCode::kIo, "the device is gone"};
@@ -272,6 +277,10 @@ TEST(Engine, AFailingExecutorEndsEverybodyLoudly) {
   const Result<void> refused = engine.submit(make_request(engine.next_id()), sinks[0]);
   EXPECT_EQ(refused.error().message, "the engine has failed: the device is gone");
 }
+
+INSTANTIATE_TEST_SUITE_P(Scheduling, EngineTest, testing::Bool(), [](const auto& parameter) {
+  return parameter.param ? "Asynchronous" : "InStep";
+});
 
 }  // namespace
 }  // namespace galley::engine

@@ -1,6 +1,6 @@
 // The generator over the fake executor: whatever the budget, batch or order, a
 // sequence's tokens are those it gives alone; every plan is checked; no page or
-// slot is lost.
+// slot is lost. One step after the other, and planned ahead.
 #include "engine/generator.h"
 
 #include <gtest/gtest.h>
@@ -16,8 +16,12 @@ namespace {
 
 constexpr int32_t kVocab = 50;
 
-GeneratorOptions small_options() {
+// Whether steps are planned ahead.
+class GeneratorTest : public testing::TestWithParam<bool> {};
+
+GeneratorOptions small_options(bool async) {
   GeneratorOptions options;
+  options.async_scheduling = async;
   options.sequences_max = 4;
   options.rows_max = 16;
   options.waiting_max = 100;
@@ -46,10 +50,10 @@ std::span<const TokenEvent> events_of_step(Generator& generator) {
   return generator.step().value().events;
 }
 
-TEST(Generator, TokensDoNotDependOnBatchBudgetOrOrder) {
+TEST_P(GeneratorTest, TokensDoNotDependOnBatchBudgetOrOrder) {
   for (const int32_t sequences_max : {1, 2, 4}) {
     for (const int32_t rows_max : {4, 5, 16, 100}) {
-      GeneratorOptions options = small_options();
+      GeneratorOptions options = small_options(GetParam());
       options.sequences_max = sequences_max;
       options.rows_max = rows_max;
       FakeExecutor executor(options);
@@ -77,7 +81,7 @@ TEST(Generator, TokensDoNotDependOnBatchBudgetOrOrder) {
 }
 
 TEST(Generator, LongPromptsDoNotHoldUpDecoding) {
-  GeneratorOptions options = small_options();
+  GeneratorOptions options = small_options(false);
   FakeExecutor executor(options);
   Generator generator(executor, options);
   GenerateRequest decoding = make_request(1);
@@ -99,8 +103,8 @@ TEST(Generator, LongPromptsDoNotHoldUpDecoding) {
   EXPECT_EQ(executor.rows_most(), 16);
 }
 
-TEST(Generator, CancelFreesEverythingAndIsReportedOnce) {
-  const GeneratorOptions options = small_options();
+TEST_P(GeneratorTest, CancelFreesEverythingAndIsReportedOnce) {
+  const GeneratorOptions options = small_options(GetParam());
   FakeExecutor executor(options);
   Generator generator(executor, options);
   for (uint64_t id = 0; id < 10; ++id) {
@@ -119,13 +123,14 @@ TEST(Generator, CancelFreesEverythingAndIsReportedOnce) {
     EXPECT_TRUE(cancelled.insert(event.id).second);
   }
   EXPECT_EQ(cancelled.size(), 10U);
-  EXPECT_TRUE(generator.idle());
+  EXPECT_EQ(generator.running_count() + generator.waiting_count(), 0);
   EXPECT_EQ(generator.free_page_count(), options.page_count);
   EXPECT_TRUE(events_of_step(generator).empty());
+  EXPECT_TRUE(generator.idle());
 }
 
-TEST(Generator, UnusableLogitsEndOneSequenceOnly) {
-  const GeneratorOptions options = small_options();
+TEST_P(GeneratorTest, UnusableLogitsEndOneSequenceOnly) {
+  const GeneratorOptions options = small_options(GetParam());
   FakeExecutor executor(options);
   executor.fail_at(20);
   Generator generator(executor, options);
@@ -144,7 +149,7 @@ TEST(Generator, UnusableLogitsEndOneSequenceOnly) {
 }
 
 TEST(Generator, RefusesWhatCanNeverRun) {
-  GeneratorOptions options = small_options();
+  GeneratorOptions options = small_options(false);
   options.waiting_max = 2;
   FakeExecutor executor(options);
   Generator generator(executor, options);
@@ -164,6 +169,10 @@ TEST(Generator, RefusesWhatCanNeverRun) {
   EXPECT_TRUE(generator.submit(make_request(2)).has_value());
   EXPECT_EQ(generator.submit(make_request(3)).error().code, ErrorCode::kExhausted);
 }
+
+INSTANTIATE_TEST_SUITE_P(Scheduling, GeneratorTest, testing::Bool(), [](const auto& parameter) {
+  return parameter.param ? "Asynchronous" : "InStep";
+});
 
 }  // namespace
 }  // namespace galley::engine

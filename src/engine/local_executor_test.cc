@@ -5,9 +5,11 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstdlib>
 #include <map>
 #include <new>
+#include <thread>
 
 #include "kernels/fast/fast_ops.h"
 #include "kernels/plain/plain_ops.h"
@@ -24,20 +26,22 @@ std::atomic<int64_t> allocation_count{0};
 
 #if GALLEY_COUNTS_ALLOCATIONS
 // The whole test program counts; the default array and sized forms call these.
-void* operator new(size_t size) {
+// Not inlined, or the compiler sees malloc freed by delete.
+[[gnu::noinline]] void* operator new(size_t size) {
   allocation_count.fetch_add(1, std::memory_order_relaxed);
   void* memory = std::malloc(size);
   if (memory == nullptr) throw std::bad_alloc();
   return memory;
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory) noexcept { std::free(memory); }
+[[gnu::noinline]] void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 #endif
 
 namespace galley::engine {
 namespace {
 
-class LocalExecutorTest : public testing::Test {
+// Whether it computes on a thread of its own.
+class LocalExecutorTest : public testing::TestWithParam<bool> {
  protected:
   void SetUp() override {
     model_ = model::Model::open(GALLEY_SOURCE_DIR "/tests/golden/g1-micro-text/checkpoint").value();
@@ -57,8 +61,8 @@ class LocalExecutorTest : public testing::Test {
 
   std::map<SequenceId, std::vector<int32_t>> generate(int32_t sequences_max, int32_t rows_max,
                                                       uint64_t first, uint64_t last) {
-    const GeneratorOptions options =
-        generator_options(model_->config(), sequences_max, rows_max, 128);
+    GeneratorOptions options = generator_options(model_->config(), sequences_max, rows_max, 128);
+    options.async_scheduling = GetParam();
     const auto executor = LocalExecutor::create(*model_, *ops_, options).value();
     Generator generator(*executor, options);
     for (uint64_t id = first; id <= last; ++id) {
@@ -77,7 +81,7 @@ class LocalExecutorTest : public testing::Test {
   std::unique_ptr<kernels::Ops> ops_;
 };
 
-TEST_F(LocalExecutorTest, CompanyChangesNothing) {
+TEST_P(LocalExecutorTest, CompanyChangesNothing) {
   const auto together = generate(3, 7, 0, 4);
   ASSERT_EQ(together.size(), 5U);
   for (uint64_t id = 0; id < 5; ++id) {
@@ -86,11 +90,12 @@ TEST_F(LocalExecutorTest, CompanyChangesNothing) {
   }
 }
 
-TEST_F(LocalExecutorTest, DecodeStepsDoNotAllocate) {
+TEST_P(LocalExecutorTest, DecodeStepsDoNotAllocate) {
   if (!GALLEY_COUNTS_ALLOCATIONS) GTEST_SKIP() << "a sanitizer owns the allocator";
   if (!kernels::machine_has(kernels::Isa::kAvx2)) GTEST_SKIP() << "no SIMD kernels here";
   const auto fast = kernels::make_fast_ops(pool_, kernels::best_isa());
-  const GeneratorOptions options = generator_options(model_->config(), 3, 16, 256);
+  GeneratorOptions options = generator_options(model_->config(), 3, 16, 256);
+  options.async_scheduling = GetParam();
   const auto executor = LocalExecutor::create(*model_, *fast, options).value();
   Generator generator(*executor, options);
   for (uint64_t id = 0; id < 3; ++id) {
@@ -110,8 +115,9 @@ TEST_F(LocalExecutorTest, DecodeStepsDoNotAllocate) {
   EXPECT_EQ(generator.running_count(), 3);
 }
 
-TEST_F(LocalExecutorTest, MasksHoldForTheStepTheyNameOnly) {
-  const GeneratorOptions options = generator_options(model_->config(), 1, 8, 64);
+TEST_P(LocalExecutorTest, MasksHoldForTheStepTheyNameOnly) {
+  GeneratorOptions options = generator_options(model_->config(), 1, 8, 64);
+  options.async_scheduling = GetParam();
   const auto executor = LocalExecutor::create(*model_, *ops_, options).value();
   const SamplingOptions sampling;
   const int32_t prompt[] = {0, 5, 6};
@@ -133,6 +139,71 @@ TEST_F(LocalExecutorTest, MasksHoldForTheStepTheyNameOnly) {
   EXPECT_EQ(run(1, 1), 300);
   EXPECT_NE(run(2, 1), 300);  // a mask that came too late is not taken for the next step
 }
+
+// The next row's mask follows from the token before it, which the host learns while that row is
+// being computed.
+TEST_P(LocalExecutorTest, AMaskMayComeWhileItsRowIsComputed) {
+  GeneratorOptions options = generator_options(model_->config(), 1, 8, 64);
+  options.async_scheduling = GetParam();
+  const auto executor = LocalExecutor::create(*model_, *ops_, options).value();
+  const SamplingOptions sampling;
+  const int32_t prompt[] = {0, 5, 6};
+  const int32_t pages[] = {0};
+  const int32_t unknown[] = {0};
+  executor->start({0, &sampling, prompt});
+  PlannedSequence first;
+  first.rows.tokens = prompt;
+  first.rows.page_table = pages;
+  first.rows.logits_begin = 2;
+  first.samples = true;
+  first.masked = true;
+  PlannedSequence second = first;
+  second.rows.first_position = 3;
+  second.rows.tokens = unknown;
+  second.rows.look_back = prompt;
+  second.rows.logits_begin = 0;
+  second.token_from = 1;
+  ASSERT_TRUE(executor->submit({1, {&first, 1}}).has_value());
+  ASSERT_TRUE(executor->submit({2, {&second, 1}}).has_value());
+  std::vector<uint64_t> mask(8);
+  int32_t token = 77;
+  for (const uint64_t step_id : {1, 2}) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(5));  // the rows are done, and wait
+    mask.assign(8, 0);
+    mask[static_cast<size_t>(token / 64)] |= uint64_t{1} << (token % 64);
+    executor->mask(step_id, 0, mask);
+    EXPECT_EQ(executor->collect().value().sampled[0].sampled.token, token);
+    token = 2 * token + 1;
+  }
+}
+
+TEST_P(LocalExecutorTest, AStepAfterAFailedOneFailsToo) {
+  GeneratorOptions options = generator_options(model_->config(), 1, 8, 64);
+  options.async_scheduling = GetParam();
+  const auto executor = LocalExecutor::create(*model_, *ops_, options).value();
+  const SamplingOptions sampling;
+  const int32_t wrong[] = {options.vocab_size};
+  const int32_t pages[] = {0};
+  executor->start({0, &sampling, {}});
+  PlannedSequence planned;
+  planned.rows.tokens = wrong;
+  planned.rows.page_table = pages;
+  planned.rows.logits_begin = 0;
+  planned.samples = true;
+  ASSERT_TRUE(executor->submit({1, {&planned, 1}}).has_value());
+  PlannedSequence next = planned;
+  next.rows.first_position = 1;
+  next.rows.look_back = wrong;
+  next.token_from = 1;
+  ASSERT_TRUE(executor->submit({2, {&next, 1}}).has_value());
+  EXPECT_EQ(executor->collect().error().code, ErrorCode::kInvalid);
+  EXPECT_EQ(executor->collect().error().message,
+            "step 2 takes a token of step 1, which gave none: it failed");
+}
+
+INSTANTIATE_TEST_SUITE_P(Scheduling, LocalExecutorTest, testing::Bool(), [](const auto& parameter) {
+  return parameter.param ? "Asynchronous" : "InStep";
+});
 
 }  // namespace
 }  // namespace galley::engine
