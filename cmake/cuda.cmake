@@ -35,4 +35,4 @@ endif()
 # says fma: the specification's rounding points depend on it.
 set(GALLEY_CUDA_OPTIONS
   -gencode=arch=compute_90a,code=sm_90a -O3 --fmad=false --expt-relaxed-constexpr
-  -Werror=all-warnings --diag-suppress=177 -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter)
+  -Werror=all-warnings --diag-suppress=177,554 -Xcompiler=-Wall,-Wextra,-Werror,-Wno-unused-parameter)

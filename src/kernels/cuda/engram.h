@@ -1,0 +1,22 @@
+// Engram: table rows to bf16, and the gated write into the streams (spec/model.md 6.5).
+#pragma once
+
+#include "kernels/cuda/device.h"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+constexpr int64_t kEngramHiddenMax = 8192;
+
+// e [R, columns * width]: row ids[r][column] of a table of E4M3 codes with a UE8M0 scale per 32
+// columns. `ids` is device memory; the table may be the host's, pinned and mapped: a row crosses
+// the link in whole 32-byte pieces and once.
+void engram_lookup(Stream stream, const uint8_t* codes, const uint8_t* scale, int64_t width,
+                   Rows<const int64_t> ids, Rows<Bf16> e);
+
+// kv [R, 5 hidden]: four keys, then the value. alive [R] (device): 0 leaves a row untouched.
+// gate [R, 4] may be empty.
+void engram_write(Stream stream, Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
+                  const uint8_t* alive, float eps, Rows<Bf16> streams, Rows<float> gate);
+
+}  // namespace galley::kernels::cuda

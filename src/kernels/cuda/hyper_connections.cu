@@ -1,0 +1,170 @@
+// The parts of hyper-connections that move a row's four streams channel by channel. hc_enter has a
+// file of its own.
+//
+// Floor: every stream read once and written once. A thread has 8 channels of all streams, so each
+// sum over streams stays in registers, in the order of plain/, and the bits are plain/'s.
+#include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/row.cuh"
+
+namespace galley::kernels::cuda {
+namespace {
+
+constexpr int kThreads = 128;
+
+__device__ __forceinline__ int64_t channel_vector() {
+  return int64_t{blockIdx.y} * kThreads + threadIdx.x;
+}
+
+template <bool kWhole>
+__global__ void __launch_bounds__(kThreads)
+    leave_kernel(Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
+                 Rows<Bf16> streams) {
+  const int64_t row = blockIdx.x;
+  const int64_t vector = channel_vector();
+  const int64_t hidden = y.cols;
+  uint4 raw[kStreams];
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j) {
+    raw[j] = load8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden);
+  }
+  const Float8 added = widen8(load8<kWhole>(row_of(y, row), vector, hidden));
+  const float* c = row_of(comb, row);
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j) {
+    Float8 out = {};
+#pragma unroll
+    for (int from = 0; from < kStreams; ++from) {
+      const float factor = __ldg(c + from * kStreams + j);
+      const Float8 in = widen8(raw[from]);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) out.v[e] += factor * in.v[e];
+    }
+    const float own = __ldg(row_of(post, row) + j);
+#pragma unroll
+    for (int e = 0; e < 8; ++e) out.v[e] = fmaf(own, added.v[e], out.v[e]);
+    store8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden, narrow8(out));
+  }
+}
+
+template <bool kWhole>
+__global__ void __launch_bounds__(kThreads) mean_kernel(Rows<const Bf16> streams, Rows<Bf16> mean) {
+  const int64_t row = blockIdx.x;
+  const int64_t vector = channel_vector();
+  Float8 sum = {};
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j) {
+    const Float8 in =
+        widen8(load8<kWhole>(row_of(streams, row) + j * mean.cols, vector, mean.cols));
+    for (int e = 0; e < 8; ++e) sum.v[e] += in.v[e];
+  }
+  for (int e = 0; e < 8; ++e) sum.v[e] = sum.v[e] / static_cast<float>(kStreams);
+  store8<kWhole>(row_of(mean, row), vector, mean.cols, narrow8(sum));
+}
+
+template <bool kWhole>
+__global__ void __launch_bounds__(kThreads)
+    spread_kernel(const Bf16* const* sources, Rows<Bf16> streams) {
+  const int64_t row = blockIdx.x;
+  const int64_t vector = channel_vector();
+  const int64_t hidden = streams.cols / kStreams;
+  const Bf16* source = sources[row];
+  // Where a source lies is not known on the host: an embedding of an image may lie anywhere.
+  const bool whole = kWhole && reinterpret_cast<uintptr_t>(source) % 16 == 0;
+  const uint4 raw =
+      whole ? load8<true>(source, vector, hidden) : load8<false>(source, vector, hidden);
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j) {
+    store8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden, raw);
+  }
+}
+
+constexpr int kCollapseVectors = 2;
+
+// A block a row: few rows ever come here, those that want logits.
+template <bool kWhole>
+__global__ void collapse_norm_kernel(Rows<const Bf16> streams, Rows<const float> carried,
+                                     const Bf16* norm_weight, float eps, Rows<Bf16> x) {
+  __shared__ float scratch[kWarp];
+  const int64_t row = blockIdx.x;
+  const int64_t hidden = x.cols;
+  uint4 collapsed[kCollapseVectors];
+  float squares = 0.0F;
+#pragma unroll
+  for (int i = 0; i < kCollapseVectors; ++i) {
+    Float8 sum = {};
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) {
+      const float factor = __ldg(row_of(carried, row) + j);
+      const Float8 in = widen8(
+          load8<kWhole>(row_of(streams, row) + j * hidden, threadIdx.x + i * blockDim.x, hidden));
+      for (int e = 0; e < 8; ++e) sum.v[e] += factor * in.v[e];
+    }
+    collapsed[i] = narrow8(sum);
+    squares += square_sum(widen8(collapsed[i]));
+  }
+  const float inverse = inverse_rms(block_sum(squares, scratch), hidden, eps);
+#pragma unroll
+  for (int i = 0; i < kCollapseVectors; ++i) {
+    const int64_t vector = threadIdx.x + i * blockDim.x;
+    const Float8 w = widen8(load8<kWhole>(norm_weight, vector, hidden));
+    Float8 value = widen8(collapsed[i]);
+    for (int e = 0; e < 8; ++e) value.v[e] = value.v[e] * inverse * w.v[e];
+    store8<kWhole>(row_of(x, row), vector, hidden, narrow8(value));
+  }
+}
+
+dim3 channel_grid(int64_t rows, int64_t hidden) {
+  return dim3(static_cast<unsigned>(rows), static_cast<unsigned>(divide_up(hidden, 8 * kThreads)));
+}
+
+}  // namespace
+
+void hc_leave(Stream stream, Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
+              Rows<Bf16> streams) {
+  CHECK(streams.cols == kStreams * y.cols);
+  if (y.rows == 0) return;
+  const dim3 grid = channel_grid(y.rows, y.cols);
+  if (is_whole(y) && is_whole(streams)) {
+    leave_kernel<true><<<grid, kThreads, 0, stream>>>(y, post, comb, streams);
+  } else {
+    leave_kernel<false><<<grid, kThreads, 0, stream>>>(y, post, comb, streams);
+  }
+}
+
+void stream_mean(Stream stream, Rows<const Bf16> streams, Rows<Bf16> mean) {
+  CHECK(streams.cols == kStreams * mean.cols);
+  if (streams.rows == 0) return;
+  const dim3 grid = channel_grid(mean.rows, mean.cols);
+  if (is_whole(mean) && is_whole(streams)) {
+    mean_kernel<true><<<grid, kThreads, 0, stream>>>(streams, mean);
+  } else {
+    mean_kernel<false><<<grid, kThreads, 0, stream>>>(streams, mean);
+  }
+}
+
+void spread(Stream stream, const Bf16* const* sources, Rows<Bf16> streams) {
+  if (streams.rows == 0) return;
+  const int64_t hidden = streams.cols / kStreams;
+  const dim3 grid = channel_grid(streams.rows, hidden);
+  if (is_whole(streams) && hidden % 8 == 0) {
+    spread_kernel<true><<<grid, kThreads, 0, stream>>>(sources, streams);
+  } else {
+    spread_kernel<false><<<grid, kThreads, 0, stream>>>(sources, streams);
+  }
+}
+
+void collapse_norm(Stream stream, Rows<const Bf16> streams, Rows<const float> carried,
+                   const Bf16* norm_weight, float eps, Rows<Bf16> x) {
+  CHECK(streams.cols == kStreams * x.cols && x.cols <= 512 * 8 * kCollapseVectors);
+  if (x.rows == 0) return;
+  const int threads = row_threads(x.cols, kCollapseVectors);
+  const auto grid = static_cast<unsigned>(x.rows);
+  if (is_whole(streams) && is_whole(x) && is_whole(norm_weight, x.cols)) {
+    collapse_norm_kernel<true><<<grid, threads, 0, stream>>>(streams, carried, norm_weight, eps, x);
+  } else {
+    collapse_norm_kernel<false>
+        <<<grid, threads, 0, stream>>>(streams, carried, norm_weight, eps, x);
+  }
+}
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,34 @@
+// Hyper-connections (spec/model.md 3): a site's coefficients, collapse with its norm, expand.
+//
+// For four residual streams, as every release of the family has them. Pointers and rows are device
+// memory.
+#pragma once
+
+#include "kernels/cuda/device.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+constexpr int32_t kStreams = 4;
+
+// Working memory of hc_enter for so many rows.
+int64_t hc_enter_workspace_bytes(int64_t rows, int64_t hidden);
+
+// Two launches. `mix.pre` may be `carried`. norm_weight [hidden], x [R, hidden].
+void hc_enter(Stream stream, Rows<const Bf16> streams, const HcWeights& weights,
+              const HcOptions& options, Rows<const float> carried, const Bf16* norm_weight,
+              HcMix mix, Rows<Bf16> x, void* workspace);
+
+void collapse_norm(Stream stream, Rows<const Bf16> streams, Rows<const float> carried,
+                   const Bf16* norm_weight, float eps, Rows<Bf16> x);
+
+void hc_leave(Stream stream, Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
+              Rows<Bf16> streams);
+
+void stream_mean(Stream stream, Rows<const Bf16> streams, Rows<Bf16> mean);
+
+// streams row r = four copies of sources[r], a device array of device pointers.
+void spread(Stream stream, const Bf16* const* sources, Rows<Bf16> streams);
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,31 @@
+// The rotation of one pair of channels, with the rounding of plain/rope.cc.
+#pragma once
+
+#include "kernels/cuda/row.cuh"
+
+namespace galley::kernels::cuda {
+
+// Both of a pair as bf16: the even channel in the low half.
+__device__ __forceinline__ uint32_t turn(uint32_t pair, float cosine, float sine) {
+  const float a = low_half(pair);
+  const float b = high_half(pair);
+  return pack_bf16(a * cosine - b * sine, a * sine + b * cosine);
+}
+
+// Turns those pairs of vector `vector` (8 channels) that lie in the last `rotary` channels of a
+// head `width` wide. Both are even, so a pair is never cut.
+__device__ __forceinline__ uint4 turn8(uint4 raw, int64_t vector, int64_t width, int64_t rotary,
+                                       const float* cosines, const float* sines) {
+  uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    const int64_t channel = vector * 8 + 2 * i;
+    const int64_t angle = (channel - (width - rotary)) / 2;
+    if (channel >= width - rotary && channel < width) {
+      word[i] = turn(word[i], __ldg(cosines + angle), __ldg(sines + angle));
+    }
+  }
+  return {word[0], word[1], word[2], word[3]};
+}
+
+}  // namespace galley::kernels::cuda
