@@ -14,8 +14,8 @@ Result<std::unique_ptr<LocalExecutor>> LocalExecutor::create(const model::Model&
                                                              const GeneratorOptions& options) {
   model::KvOptions kv;
   kv.page_tokens = options.page_tokens;
-  std::unique_ptr<model::KvCache> cache =
-      TRY(model::KvCache::create(model.config(), kv, options.page_count, options.sequences_max));
+  std::unique_ptr<model::KvCache> cache = TRY(model::KvCache::create(
+      model.config(), kv, options.page_count, options.sequences_max, ops.memory()));
   model::StepOptions step_options;
   step_options.rows_max = options.rows_max;
   step_options.sequences_max = options.sequences_max;

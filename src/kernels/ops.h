@@ -1,8 +1,8 @@
 // The model's operations on tensor views: the seam between what the model
 // computes (model/) and how a machine computes it.
 //
-// plain/ is the readable specification, fast/ is SIMD with threads, cuda/ will
-// be SM90. Every result row depends on that row's inputs alone and is summed in
+// plain/ is the readable specification, fast/ is SIMD with threads, cuda/ is
+// SM90. Every result row depends on that row's inputs alone and is summed in
 // an order fixed by (operation, N, K): never on which other rows share the
 // call, on thread count, or on whether the row belongs to a prefill, decode or
 // verify step. Rows with the same inputs get the same bits.
@@ -18,6 +18,8 @@
 #include <span>
 #include <string_view>
 
+#include "base/result.h"
+#include "kernels/memory.h"
 #include "kernels/tensor.h"
 
 namespace galley::kernels {
@@ -71,13 +73,17 @@ struct AttentionRow {
   // Selected compressed entries, ascending; none in window-only layers.
   PagedRecords global;
   const int32_t* selected = nullptr;
-  int32_t selected_count = 0;
+  const int32_t* selected_count = nullptr;  // null: none
+
+  // For kernels that run on the host.
+  int32_t selection() const { return selected_count == nullptr ? 0 : *selected_count; }
 };
 
 struct AttentionShape {
   int32_t heads = 0;
   int32_t head_dim = 0;
-  int32_t window = 0;  // W: plain/ counts empty slots of a block as the reference does
+  int32_t window = 0;        // W: plain/ counts empty slots of a block as the reference does
+  int32_t selected_max = 0;  // of any row's selection
 };
 
 // One query row of the indexer (4.5).
@@ -86,7 +92,7 @@ struct IndexRow {
   PagedRecords keys;
   // Candidate pool to restrict the choice to: ascending block numbers, or null.
   const int32_t* pool = nullptr;
-  int32_t pool_count = 0;
+  const int32_t* pool_count = nullptr;
   // Out: min(top_k, eligible) best entries, ascending. Ties: the lower index wins.
   int32_t* selected = nullptr;
   int32_t* selected_count = nullptr;
@@ -124,12 +130,60 @@ struct MoeWeights {
   float swiglu_limit = 10.0F;
 };
 
+// Rows of an Engram table (6.5).
+struct EngramTable {
+  const uint8_t* codes = nullptr;  // E4M3 [rows, width]
+  const uint8_t* scale = nullptr;  // UE8M0 [rows, ceil(width/32)]
+  int64_t width = 0;
+  bool on_host = true;  // host memory: the checkpoint's mapping
+};
+
+// Bytes of one row that move within memory().
+struct RowCopy {
+  const void* from = nullptr;
+  void* to = nullptr;
+  int64_t bytes = 0;
+};
+
+// The largest calls to come, so that a backend sizes its working memory once.
+struct StepBounds {
+  int64_t rows = 0;          // R of any call
+  int64_t input_width = 0;   // of a product
+  int64_t query_width = 0;   // h c
+  int64_t hidden = 0;        // d
+  int64_t expert_width = 0;  // I
+  int32_t experts_per_token = 0;
+  int64_t entries = 0;              // compressed entries of one sequence
+  int64_t engram_width = 0;         // columns times width of an Engram row
+  int64_t stage_bytes = 0;          // staged by one step
+  std::span<const MoeWeights> moe;  // of every layer; outlive the steps
+};
+
 class Ops {
  public:
   virtual ~Ops() = default;
 
-  // "plain", "fast-avx512bf16", "fast-avx2".
+  // "plain", "fast-avx512bf16", "fast-avx2", "cuda".
   virtual std::string_view name() const = 0;
+
+  // --- memory and order ----------------------------------------------------
+
+  virtual Memory& memory() = 0;
+
+  // Steps within these bounds allocate nothing. Larger calls work, but may allocate.
+  virtual Result<void> reserve(const StepBounds& bounds) = 0;
+
+  // What was staged before may be forgotten.
+  virtual void begin_step() = 0;
+  // Waits for every operation called so far. An error is final: the backend cannot go on.
+  virtual Result<void> finish() = 0;
+
+  // Where kernels of this step read these host bytes, which may change once this returned only
+  // if the result is another pointer.
+  virtual const void* stage(const void* host, int64_t bytes) = 0;
+
+  // All copies, in any order: no target is another one's source or target.
+  virtual void copy(std::span<const RowCopy> copies) = 0;
 
   // --- rows in and out -----------------------------------------------------
 
@@ -221,10 +275,9 @@ class Ops {
 
   // --- Engram (6) ----------------------------------------------------------
 
-  // e [R, columns * width]: table row ids[r][column] dequantised to bf16 (6.5).
-  // table E4M3 [*, width], scale UE8M0 [*, ceil(width/32)].
-  virtual void engram_lookup(const uint8_t* table, const uint8_t* scale, int64_t width,
-                             Rows<const int64_t> ids, Rows<Bf16> e) = 0;
+  // e [R, columns * width]: table row ids[r][column] dequantised to bf16 (6.5). `ids` is host
+  // memory.
+  virtual void engram_lookup(const EngramTable& table, Rows<const int64_t> ids, Rows<Bf16> e) = 0;
 
   // Gated write into the streams, in place. kv [R, (n + 1) d]: n keys, then the value.
   // alive[r] = 0 leaves row r untouched. gate [R, n], if set (verification), gets gamma.

@@ -59,6 +59,10 @@ struct Attended {
                   ring.begin() + (t % ring_slots) * record_bytes);
     }
     std::vector<AttentionRow> attention_rows;
+    std::vector<int32_t> counts;
+    for (int64_t r = begin; r < begin + count; ++r) {
+      counts.push_back(static_cast<int32_t>(selected[r].size()));
+    }
     for (int64_t r = begin; r < begin + count; ++r) {
       AttentionRow row;
       row.position = first + r;
@@ -69,7 +73,7 @@ struct Attended {
       row.chunk_begin = chunk_begin;
       row.global = pages.view();
       row.selected = selected[r].data();
-      row.selected_count = static_cast<int32_t>(selected[r].size());
+      row.selected_count = &counts[r - begin];
       attention_rows.push_back(row);
     }
     const int64_t cols = shape.heads * shape.head_dim;

@@ -231,7 +231,8 @@ TEST_P(OpsTest, EngramLookupIsExact) {
     ids[0] = 0;
     ids[1] = table_rows - 1;
     std::vector<Bf16> e(static_cast<size_t>(rows * columns * width));
-    ops().engram_lookup(table.data(), scale.data(), width, as_rows(ids, rows), as_rows(e, rows));
+    ops().engram_lookup({.codes = table.data(), .scale = scale.data(), .width = width},
+                        as_rows(ids, rows), as_rows(e, rows));
     for (size_t i = 0; i < e.size(); ++i) {
       const int64_t id = ids[i / static_cast<size_t>(width)];
       const auto channel = static_cast<int64_t>(i) % width;

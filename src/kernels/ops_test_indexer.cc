@@ -49,6 +49,7 @@ struct Indexer {
                           const std::vector<int32_t>* pool, bool build_pool) {
     std::vector<Choice> choices(static_cast<size_t>(count));
     std::vector<int32_t> counts(static_cast<size_t>(2 * count), -1);
+    std::vector<int32_t> pool_counts(static_cast<size_t>(count));
     std::vector<IndexRow> index_rows;
     for (int64_t r = 0; r < count; ++r) {
       Choice& choice = choices[r];
@@ -66,7 +67,8 @@ struct Indexer {
         }
         part.push_back(-1);  // never null, and never read
         row.pool = part.data();
-        row.pool_count = static_cast<int32_t>(part.size()) - 1;
+        pool_counts[r] = static_cast<int32_t>(part.size()) - 1;
+        row.pool_count = &pool_counts[r];
       }
       row.selected = choice.selected.data();
       row.selected_count = &counts[2 * r];

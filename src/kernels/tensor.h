@@ -47,6 +47,25 @@ struct WeightView {
   const void* data = nullptr;
   const uint8_t* scale = nullptr;  // UE8M0, only for the quantised formats; rows ceil(in/32) apart
 
+  int64_t data_bytes() const {
+    switch (format) {
+      case WeightFormat::kFp8Tile32:
+        return out * in;
+      case WeightFormat::kFp4Row32:
+        return out * (in / 2);
+      case WeightFormat::kBf16:
+        return out * in * 2;
+      case WeightFormat::kF32:
+        return out * in * 4;
+    }
+    return 0;
+  }
+  int64_t scale_bytes() const {
+    const int64_t blocks = (in + 31) / 32;
+    if (format == WeightFormat::kFp8Tile32) return (out + 31) / 32 * blocks;
+    return format == WeightFormat::kFp4Row32 ? out * blocks : 0;
+  }
+
   // Rows [begin, begin + count) as a matrix of its own; for kFp8Tile32 both are multiples of 32.
   WeightView rows(int64_t begin, int64_t count) const;
 };

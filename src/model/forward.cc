@@ -26,16 +26,12 @@ RopeTables rope_tables(const Config& config) {
                                             .beta_slow = rope.yarn_beta_slow})};
 }
 
-// Row `from` of `source` to row `to` of `target`; the same place may be both.
-template <class T>
-void copy_row(kernels::Rows<const T> source, int64_t from, kernels::Rows<T> target, int64_t to) {
-  std::memmove(target.row(to), source.row(from), static_cast<size_t>(source.cols) * sizeof(T));
-}
-
 }  // namespace
 
-Forward::Forward(const Model& model, KvCache& cache, kernels::Ops& ops, const StepOptions& options)
+Forward::Forward(const Model& model, const ModelWeights& weights, KvCache& cache, kernels::Ops& ops,
+                 const StepOptions& options)
     : model_(model),
+      weights_(weights),
       config_(model.config()),
       cache_(cache),
       ops_(ops),
@@ -43,10 +39,23 @@ Forward::Forward(const Model& model, KvCache& cache, kernels::Ops& ops, const St
       cut_(config_.decoder_source() >= 0 ? config_.decoder_source() : config_.layers),
       hc_options_(hc_options(config_)),
       rope_(rope_tables(config_)),
-      ws_(config_, cache.layout(), options),
-      full_(ws_.rows_max, options.sequences_max, config_.rope_dim),
-      tail_(ws_.rows_max, options.sequences_max, config_.rope_dim) {
-  for (const LayerWeights& layer : model.weights().layers) {
+      device_source_(ops.memory()),
+      host_source_(kernels::host_memory()),
+      ws_(config_, cache.layout(), options, device_source_, host_source_),
+      logits_host_(kernels::MemoryBlock()),
+      full_(ws_.rows_max, options.sequences_max, config_.rope_dim, host_source_),
+      tail_(ws_.rows_max, options.sequences_max, config_.rope_dim, host_source_),
+      start_mix_(static_cast<size_t>(config_.streams), 0.0F),
+      seen_(ops.memory()) {
+  start_mix_[0] = 1.0F;
+  page_tables_.reserve(static_cast<size_t>(options.sequences_max));
+  // Two halves of each group's members; three copies of a row at the cut.
+  copies_.reserve(static_cast<size_t>(2 * ws_.group_a.rows() + 3 * ws_.rows_max));
+  if (!ops.memory().is_host()) {
+    logits_host_ =
+        kernels::MemoryBlock::create_host(ops.memory(), ws_.logits.bytes(), "logits on the host");
+  }
+  for (const LayerWeights& layer : weights.layers) {
     moe_.push_back({.experts = layer.experts,
                     .shared = layer.shared_expert,
                     .swiglu_limit = config_.swiglu_limit});
@@ -54,7 +63,7 @@ Forward::Forward(const Model& model, KvCache& cache, kernels::Ops& ops, const St
   for (const KvSourceLayout& source : cache.layout().sources) {
     const bool known = std::ranges::any_of(
         groups_, [&source](const GroupSet& set) { return set.ratio() == source.ratio; });
-    if (!known) groups_.emplace_back(source.ratio, ws_.rows_max, config_.rope_dim);
+    if (!known) groups_.emplace_back(source.ratio, ws_.rows_max, config_.rope_dim, host_source_);
   }
 }
 
@@ -65,13 +74,43 @@ const GroupSet& Forward::groups_of(int32_t ratio) const {
   return *found;
 }
 
-StepResult Forward::run(std::span<const SequencePlan> plans, StepObserver* observer) {
+Result<void> Forward::status() const {
+  TRY(device_source_.status());
+  TRY(host_source_.status());
+  if (!logits_host_) return logits_host_.error();
+  return {};
+}
+
+Result<void> Forward::reserve() {
+  kernels::StepBounds bounds;
+  bounds.rows = ws_.rows_max;
+  bounds.input_width = std::max({int64_t{config_.hidden}, int64_t{config_.q_lora_rank},
+                                 ws_.u.cols(), int64_t{config_.engram.width()}});
+  bounds.query_width = ws_.q.cols();
+  bounds.hidden = config_.hidden;
+  bounds.expert_width = config_.expert_width;
+  bounds.experts_per_token = config_.experts_per_token;
+  const int64_t positions =
+      options_.positions_max > 0 ? options_.positions_max : config_.positions_max;
+  bounds.entries = cache_.layout().sources.empty() ? 0 : positions;
+  bounds.engram_width = config_.engram.layer_ids.empty() ? 0 : config_.engram.width();
+  // Angles of both sets and of the groups, and the page tables.
+  bounds.stage_bytes =
+      ws_.rows_max * config_.rope_dim * 4 * (4 + std::ssize(groups_)) +
+      int64_t{options_.sequences_max} * (cache_.layout().pages_for(positions) + 64) * 4 + 65536;
+  bounds.moe = moe_;
+  return ops_.reserve(bounds);
+}
+
+void Forward::submit(std::span<const SequencePlan> plans, StepObserver* observer) {
   begin(plans, observer);
   embed();
   const RowSet* set = &full_;
   for (int32_t layer = 0; layer < config_.layers && set->rows() > 0; ++layer) {
     if (observer_ != nullptr) {
-      observer_->layer_in(layer, observed(*set), streams(*set), carried(*set));
+      observer_->layer_in(layer, observed(*set), seen_.rows(streams(*set)),
+                          seen_.rows(carried(*set)));
+      seen_.clear();
     }
     engram(layer, *set);
     capture(layer, *set);
@@ -85,7 +124,9 @@ StepResult Forward::run(std::span<const SequencePlan> plans, StepObserver* obser
     }
     experts(layer, *set);
     if (observer_ != nullptr) {
-      observer_->layer_out(layer, observed(*set), streams(*set), carried(*set));
+      observer_->layer_out(layer, observed(*set), seen_.rows(streams(*set)),
+                           seen_.rows(carried(*set)));
+      seen_.clear();
     }
     if (trims_here && options_.replay == DecoderReplay::kLayerWhole) {
       keep_tail_selections();
@@ -93,34 +134,65 @@ StepResult Forward::run(std::span<const SequencePlan> plans, StepObserver* obser
       set = &tail_;
     }
   }
-  StepResult result = head(*set);
-  result.full_rows = full_.rows();
-  result.tail_rows = trims_ ? tail_.rows() : full_.rows();
-  if (options_.capture_targets) result.main_hidden = ws_.main_hidden.first(set->rows());
-  return result;
+  result_ = {};
+  result_.logits = ws_.logits.first(head(*set));
+  result_.full_rows = full_.rows();
+  result_.tail_rows = trims_ ? tail_.rows() : full_.rows();
+  if (options_.capture_targets) result_.main_hidden = ws_.main_hidden[side_].first(set->rows());
 }
 
-void Forward::run_layer(const SequencePlan& plan, const LayerInputs& inputs, Rows<Bf16> streams_out,
-                        Rows<float> pre_out, StepObserver* observer) {
+Result<StepResult> Forward::collect() {
+  const Rows<const float> logits = result_.logits;
+  if (!ops_.memory().is_host() && logits.rows > 0) {
+    auto* host = reinterpret_cast<float*>(logits_host_->data());
+    result_.logits = Rows<const float>(host, logits.rows, logits.cols);
+    ops_.memory().read(host, logits.data,
+                       logits.rows * logits.cols * static_cast<int64_t>(sizeof(float)));
+  }
+  TRY(ops_.finish());
+  return result_;
+}
+
+void Forward::copy_rows() {
+  if (!copies_.empty()) ops_.copy(copies_);
+  copies_.clear();
+}
+
+template <class T>
+void Forward::write_rows(Rows<const T> host, Rows<T> rows) {
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    ops_.memory().write(rows.row(row), host.row(row), rows.cols * static_cast<int64_t>(sizeof(T)));
+  }
+}
+
+template <class T>
+void Forward::read_rows(Rows<const T> rows, Rows<T> host) {
+  for (int64_t row = 0; row < rows.rows; ++row) {
+    ops_.memory().read(host.row(row), rows.row(row), rows.cols * static_cast<int64_t>(sizeof(T)));
+  }
+}
+
+Result<void> Forward::run_layer(const SequencePlan& plan, const LayerInputs& inputs,
+                                Rows<Bf16> streams_out, Rows<float> pre_out,
+                                StepObserver* observer) {
   begin(std::span(&plan, 1), observer);
   inputs_ = &inputs;
-  for (int64_t row = 0; row < full_.rows(); ++row) {
-    copy_row(inputs.streams, row, streams(full_), row);
-    copy_row(inputs.pre_in, row, carried(full_), row);
-  }
+  write_rows(inputs.streams, streams(full_));
+  write_rows(inputs.pre_in, carried(full_));
   use_stored_pool(full_);
   use_stored_selection(full_);
   engram(inputs.layer, full_);
   attention(inputs.layer, full_);
   experts(inputs.layer, full_);
-  for (int64_t row = 0; row < full_.rows(); ++row) {
-    copy_row<Bf16>(streams(full_), row, streams_out, row);
-    copy_row<float>(carried(full_), row, pre_out, row);
-  }
+  read_rows<Bf16>(streams(full_), streams_out);
+  read_rows<float>(carried(full_), pre_out);
   if (observer_ != nullptr) {
-    observer_->layer_out(inputs.layer, observed(full_), streams(full_), carried(full_));
+    observer_->layer_out(inputs.layer, observed(full_), seen_.rows(streams(full_)),
+                         seen_.rows(carried(full_)));
+    seen_.clear();
   }
   inputs_ = nullptr;
+  return ops_.finish();
 }
 
 void Forward::begin(std::span<const SequencePlan> plans, StepObserver* observer) {
@@ -128,6 +200,8 @@ void Forward::begin(std::span<const SequencePlan> plans, StepObserver* observer)
   observer_ = observer;
   side_ = 0;
   trims_ = false;
+  ops_.begin_step();
+  page_tables_.clear();
   full_.clear();
   tail_.clear();
   for (GroupSet& groups : groups_) groups.clear();
@@ -141,14 +215,20 @@ void Forward::begin(std::span<const SequencePlan> plans, StepObserver* observer)
     full_.add(sequence, plan, plan.first_position);
     tail_.add(sequence, plan, tail_begin);
     for (GroupSet& groups : groups_) groups.add(sequence, plan);
+    page_tables_.push_back(static_cast<const int32_t*>(ops_.stage(
+        plan.page_table.data(), std::ssize(plan.page_table) * int64_t{sizeof(int32_t)})));
+  }
+  for (int64_t row = 0; row < full_.rows(); ++row) {
+    ws_.selection_of[row] = static_cast<int32_t>(row);
+    ws_.pool_of[row] = static_cast<int32_t>(row);
   }
   for (int32_t index = 0; index < model_.engram_hash().layer_count(); ++index) {
     const int32_t layer = config_.engram.layer_ids[static_cast<size_t>(index)];
     fill_engram_ids(index, trims_ && layer > cut_ ? tail_ : full_);
   }
-  full_.fill_angles(rope_);
-  if (trims_) tail_.fill_angles(rope_);
-  for (GroupSet& groups : groups_) groups.fill_angles(rope_.compressed);
+  full_.fill_angles(rope_, ops_);
+  if (trims_) tail_.fill_angles(rope_, ops_);
+  for (GroupSet& groups : groups_) groups.fill_angles(rope_.compressed, ops_);
 }
 
 void Forward::fill_engram_ids(int32_t index, const RowSet& set) {
@@ -165,27 +245,29 @@ void Forward::fill_engram_ids(int32_t index, const RowSet& set) {
                               ids.first(set.rows()).slice(segment.begin, segment.count));
   }
   const int32_t layer = config_.engram.layer_ids[static_cast<size_t>(index)];
+  if (!weights(layer).engram.on_host) return;
   prefetch_engram_rows(weights(layer).engram, config_.engram.head_dim, ids.first(set.rows()));
 }
 
 void Forward::embed() {
-  const auto* table = static_cast<const Bf16*>(model_.weights().embed.data);
+  const auto* table = static_cast<const Bf16*>(weights_.embed.data);
+  const int64_t row_bytes = config_.hidden * int64_t{sizeof(Bf16)};
   int64_t row = 0;
   for (const SequencePlan& plan : plans_) {
     for (size_t i = 0; i < plan.tokens.size(); ++i, ++row) {
       const Bf16* given = plan.embeddings.empty() ? nullptr : plan.embeddings[i];
-      ws_.sources[row] =
-          given != nullptr ? given : table + int64_t{plan.tokens[i]} * config_.hidden;
+      ws_.sources[row] = given != nullptr ? static_cast<const Bf16*>(ops_.stage(given, row_bytes))
+                                          : table + int64_t{plan.tokens[i]} * config_.hidden;
     }
   }
   ops_.spread(std::span(ws_.sources.row(0), static_cast<size_t>(row)), config_.hidden,
               config_.streams, streams(full_));
-  for (int64_t r = 0; r < row; ++r) {
-    float* mix = carried(full_).row(r);
-    std::fill_n(mix, config_.streams, 0.0F);
-    mix[0] = 1.0F;
-  }
-  if (observer_ != nullptr) observer_->embed_in(observed(full_), streams(full_));
+  const auto* mix = static_cast<const float*>(
+      ops_.stage(start_mix_.data(), config_.streams * int64_t{sizeof(float)}));
+  for (int64_t r = 0; r < row; ++r) add_copy(mix, carried(full_).row(r), config_.streams);
+  copy_rows();
+  if (observer_ != nullptr) observer_->embed_in(observed(full_), seen_.rows(streams(full_)));
+  seen_.clear();
 }
 
 void Forward::engram(int32_t layer, const RowSet& set) {
@@ -195,13 +277,17 @@ void Forward::engram(int32_t layer, const RowSet& set) {
   const Rows<int64_t> ids = ws_.engram_ids[static_cast<size_t>(index)].first(set.rows());
   const Rows<Bf16> e = ws_.engram_e.first(set.rows());
   const Rows<Bf16> kv = ws_.engram_kv.first(set.rows());
-  ops_.engram_lookup(w.table, w.scale, config_.engram.head_dim, ids, e);
+  ops_.engram_lookup(
+      {.codes = w.table, .scale = w.scale, .width = config_.engram.head_dim, .on_host = w.on_host},
+      ids, e);
   const kernels::Product product{.weight = w.wkv, .quantise_input = true, .y = kv, .y_f32 = {}};
   ops_.linear(e, std::span(&product, 1));
   const Rows<float> gate = observer_ != nullptr ? ws_.engram_gate.first(set.rows()) : Rows<float>();
   ops_.engram_write(kv, w.q_weight, w.k_weight, set.alive(), config_.streams, config_.norm_eps,
                     streams(set), gate);
-  if (observer_ != nullptr) observer_->engram(layer, observed(set), ids, gate, streams(set));
+  if (observer_ == nullptr) return;
+  observer_->engram(layer, observed(set), ids, seen_.rows(gate), seen_.rows(streams(set)));
+  seen_.clear();
 }
 
 void Forward::capture(int32_t layer, const RowSet& set) {
@@ -209,11 +295,13 @@ void Forward::capture(int32_t layer, const RowSet& set) {
   const std::vector<int32_t>& targets = config_.dspark.target_layer_ids;
   for (size_t target = 0; target < targets.size(); ++target) {
     if (targets[target] != layer) continue;
-    const Rows<Bf16> mean(ws_.main_hidden.row(0) + static_cast<int64_t>(target) * config_.hidden,
-                          set.rows(), config_.hidden, ws_.main_hidden.cols());
+    const RowBuffer<Bf16>& captured = ws_.main_hidden[side_];
+    const Rows<Bf16> mean(captured.row(0) + static_cast<int64_t>(target) * config_.hidden,
+                          set.rows(), config_.hidden, captured.cols());
     ops_.stream_mean(streams(set), config_.streams, mean);
     if (observer_ != nullptr) {
-      observer_->main_hidden(static_cast<int32_t>(target), observed(set), mean);
+      observer_->main_hidden(static_cast<int32_t>(target), observed(set), seen_.rows(mean));
+      seen_.clear();
     }
   }
 }
@@ -239,10 +327,12 @@ void Forward::experts(int32_t layer, const RowSet& set) {
              chosen, chosen_weights, margin);
   ops_.moe(x, moe_[static_cast<size_t>(layer)], chosen, chosen_weights, y);
   if (observer_ != nullptr) {
-    observer_->ffn_in(layer, observed(set), x);
-    observer_->router(layer, observed(set), chosen, chosen_weights,
-                      std::span<const float>(margin, static_cast<size_t>(rows)));
-    observer_->ffn_out(layer, observed(set), y);
+    observer_->ffn_in(layer, observed(set), seen_.rows(x));
+    observer_->router(layer, observed(set), seen_.rows(chosen), seen_.rows(chosen_weights),
+                      std::span<const float>(seen_.rows(ws_.router_margin.first(rows)).data,
+                                             static_cast<size_t>(rows)));
+    observer_->ffn_out(layer, observed(set), seen_.rows(y));
+    seen_.clear();
   }
   ops_.hc_leave(y, mix.post, mix.comb, config_.streams, streams(set));
 }
@@ -263,15 +353,16 @@ void Forward::keep_tail() {
           held ? cache_.held_streams(plan.slot, position) : ws_.streams[side_].row(from);
       const float* carried_from =
           held ? cache_.held_mix(plan.slot, position) : ws_.carried[side_].row(from);
-      std::copy_n(streams_from, ws_.streams[other].cols(), streams_to);
-      std::copy_n(carried_from, config_.streams, carried_to);
-      // Rows only move forward, and never with held rows (Step::create).
+      add_copy(streams_from, streams_to, ws_.streams[other].cols());
+      add_copy(carried_from, carried_to, config_.streams);
+      // Never with held rows (Step::create).
       if (options_.capture_targets && !held) {
-        std::memmove(ws_.main_hidden.row(to), ws_.main_hidden.row(from),
-                     static_cast<size_t>(ws_.main_hidden.cols()) * sizeof(Bf16));
+        add_copy(ws_.main_hidden[side_].row(from), ws_.main_hidden[other].row(to),
+                 ws_.main_hidden[other].cols());
       }
     }
   }
+  copy_rows();
   side_ = other;
 }
 
@@ -282,15 +373,14 @@ void Forward::keep_tail_selections() {
     for (int32_t i = 0; i < segment.count; ++i) {
       const int64_t to = segment.begin + i;
       const int64_t from = whole.begin + (segment.first_position + i - whole.first_position);
-      std::copy_n(ws_.selected.row(from), ws_.selected.cols(), ws_.selected.row(to));
-      std::copy_n(ws_.pool.row(from), ws_.pool.cols(), ws_.pool.row(to));
-      ws_.selected_count[to] = ws_.selected_count[from];
-      ws_.pool_count[to] = ws_.pool_count[from];
+      // Rows only move forward.
+      ws_.selection_of[to] = ws_.selection_of[from];
+      ws_.pool_of[to] = ws_.pool_of[from];
     }
   }
 }
 
-StepResult Forward::head(const RowSet& set) {
+int64_t Forward::head(const RowSet& set) {
   // The wanted rows, side by side in the buffer that is free now.
   const int32_t other = 1 - side_;
   int64_t wanted = 0;
@@ -300,23 +390,20 @@ StepResult Forward::head(const RowSet& set) {
     const int64_t count = static_cast<int64_t>(plan.tokens.size());
     for (int64_t i = std::min(plan.logits_begin, count); i < count; ++i, ++wanted) {
       const int64_t row = segment.begin + offset + i;
-      std::copy_n(ws_.streams[side_].row(row), ws_.streams[side_].cols(),
-                  ws_.streams[other].row(wanted));
-      std::copy_n(ws_.carried[side_].row(row), config_.streams, ws_.carried[other].row(wanted));
+      add_copy(ws_.streams[side_].row(row), ws_.streams[other].row(wanted),
+               ws_.streams[side_].cols());
+      add_copy(ws_.carried[side_].row(row), ws_.carried[other].row(wanted), config_.streams);
     }
   }
-  StepResult result;
-  result.logits = ws_.logits.first(wanted);
-  if (wanted == 0) return result;
+  if (wanted == 0) return 0;
+  copy_rows();
   const Rows<Bf16> z = ws_.x.first(wanted);
   ops_.collapse_norm(ws_.streams[other].first(wanted), ws_.carried[other].first(wanted),
-                     config_.streams, model_.weights().norm, config_.norm_eps, z);
-  const kernels::Product product{.weight = model_.weights().head,
-                                 .quantise_input = false,
-                                 .y = {},
-                                 .y_f32 = ws_.logits.first(wanted)};
+                     config_.streams, weights_.norm, config_.norm_eps, z);
+  const kernels::Product product{
+      .weight = weights_.head, .quantise_input = false, .y = {}, .y_f32 = ws_.logits.first(wanted)};
   ops_.linear(z, std::span(&product, 1));
-  return result;
+  return wanted;
 }
 
 }  // namespace galley::model

@@ -12,6 +12,7 @@
 #include "model/kv_cache.h"
 #include "model/model.h"
 #include "model/row_set.h"
+#include "model/seen_rows.h"
 #include "model/step.h"
 #include "model/step_observer.h"
 #include "model/step_plan.h"
@@ -21,13 +22,21 @@ namespace galley::model {
 
 class Forward {
  public:
-  Forward(const Model& model, KvCache& cache, kernels::Ops& ops, const StepOptions& options);
+  // `weights` are the model's, placed where the kernels read them.
+  Forward(const Model& model, const ModelWeights& weights, KvCache& cache, kernels::Ops& ops,
+          const StepOptions& options);
 
-  StepResult run(std::span<const SequencePlan> plans, StepObserver* observer);
+  // Whether the workspace has its memory; otherwise nothing else may be called.
+  Result<void> status() const;
+  Result<void> reserve();
+
+  // Enqueues the step; its result is there when collect() returned.
+  void submit(std::span<const SequencePlan> plans, StepObserver* observer);
+  Result<StepResult> collect();
   // Stored entries of the layer's source are in the pages already.
-  void run_layer(const SequencePlan& plan, const LayerInputs& inputs,
-                 kernels::Rows<kernels::Bf16> streams_out, kernels::Rows<float> pre_out,
-                 StepObserver* observer);
+  Result<void> run_layer(const SequencePlan& plan, const LayerInputs& inputs,
+                         kernels::Rows<kernels::Bf16> streams_out, kernels::Rows<float> pre_out,
+                         StepObserver* observer);
 
   int64_t workspace_bytes() const { return ws_.bytes(); }
 
@@ -46,7 +55,8 @@ class Forward {
   void begin(std::span<const SequencePlan> plans, StepObserver* observer);
   void fill_engram_ids(int32_t index, const RowSet& set);
   void embed();
-  StepResult head(const RowSet& set);
+  // The wanted rows' logits; their number.
+  int64_t head(const RowSet& set);
 
   // One layer on all rows of a set.
   void engram(int32_t layer, const RowSet& set);
@@ -58,7 +68,7 @@ class Forward {
   void attention_at_cut(int32_t layer);
   // Streams, mix and captured rows of the tail set.
   void keep_tail();
-  // Selections and pools that layers after the cut still read; before keep_tail.
+  // The tail's rows read the selections and pools of the rows they were; before keep_tail.
   void keep_tail_selections();
 
   void project(int32_t layer, const RowSet& set, Parts parts);
@@ -70,6 +80,7 @@ class Forward {
   // Of run_layer: what the reference chose, where it was given.
   void use_stored_selection(const RowSet& set);
   void use_stored_pool(const RowSet& set);
+  void put_list(const std::vector<int32_t>& list, int32_t* to, int32_t* count_to);
   void attend(int32_t layer, const RowSet& set, const RowSet& chunk);
   void store_rings(int32_t layer, const RowSet& set);
   void project_output(int32_t layer, const RowSet& set);
@@ -77,19 +88,36 @@ class Forward {
 
   const LayerRole& role(int32_t layer) const { return config_.roles[static_cast<size_t>(layer)]; }
   const LayerWeights& weights(int32_t layer) const {
-    return model_.weights().layers[static_cast<size_t>(layer)];
+    return weights_.layers[static_cast<size_t>(layer)];
   }
   const GroupSet& groups_of(int32_t ratio) const;
+  // Of the row's sequence, where the kernels read it.
+  const int32_t* page_table(const RowSet& set, int64_t row) const {
+    return page_tables_[static_cast<size_t>(set.sequences()[static_cast<size_t>(row)])];
+  }
   kernels::RopeAngles angles(int32_t layer, const RowSet& set) const {
     return role(layer).ratio == 0 ? set.window_angles() : set.compressed_angles();
   }
   bool after_cut(int32_t layer) const;  // tail_floor holds there
   ObservedRows observed(const RowSet& set) const { return {set.positions(), set.sequences()}; }
 
+  // Row `from` of `source` to row `to` of `target`, when copy_rows() is called next.
+  template <class T>
+  void add_copy(const T* from, T* to, int64_t count) {
+    copies_.push_back({from, to, count * static_cast<int64_t>(sizeof(T))});
+  }
+  void copy_rows();
+  // To the kernels' memory, or from it to the host's.
+  template <class T>
+  void write_rows(Rows<const T> host, Rows<T> rows);
+  template <class T>
+  void read_rows(Rows<const T> rows, Rows<T> host);
+
   Rows<Bf16> streams(const RowSet& set) const { return ws_.streams[side_].first(set.rows()); }
   Rows<float> carried(const RowSet& set) const { return ws_.carried[side_].first(set.rows()); }
 
   const Model& model_;
+  const ModelWeights& weights_;  // where the kernels read them
   const Config& config_;
   KvCache& cache_;
   kernels::Ops& ops_;
@@ -99,12 +127,20 @@ class Forward {
   RopeTables rope_;
   std::vector<kernels::MoeWeights> moe_;  // [layers]
 
+  BufferSource device_source_;
+  BufferSource host_source_;
   StepWorkspace ws_;
+  Result<kernels::MemoryBlock> logits_host_;  // empty where the host can read the workspace
   RowSet full_;
   RowSet tail_;
-  std::vector<GroupSet> groups_;  // one a ratio
-  int32_t side_ = 0;              // which of the doubled buffers holds the streams
-  bool trims_ = false;            // tail_ differs from full_
+  std::vector<GroupSet> groups_;             // one a ratio
+  int32_t side_ = 0;                         // which of the doubled buffers holds the streams
+  bool trims_ = false;                       // tail_ differs from full_
+  std::vector<kernels::RowCopy> copies_;     // collected for the next copy_rows()
+  std::vector<const int32_t*> page_tables_;  // [sequences], staged
+  std::vector<float> start_mix_;             // (1, 0, 0, 0)
+  SeenRows seen_;
+  StepResult result_;  // of the step in progress; its logits are the kernels'
 
   // Of the step in progress.
   std::span<const SequencePlan> plans_;

@@ -2,7 +2,7 @@
 // decoder replay (8.3).
 #include <algorithm>
 #include <array>
-#include <cstring>
+#include <vector>
 
 #include "model/forward.h"
 
@@ -24,7 +24,10 @@ void Forward::attention(int32_t layer, const RowSet& set) {
   if (layer == cut_) hold_inputs(set);
   ops_.hc_enter(streams(set), w.hc_attn, hc_options_, carried(set), w.attn_norm, mix,
                 ws_.x.first(rows));
-  if (observer_ != nullptr) observer_->attn_in(layer, observed(set), ws_.x.first(rows));
+  if (observer_ != nullptr) {
+    observer_->attn_in(layer, observed(set), seen_.rows(ws_.x.first(rows)));
+    seen_.clear();
+  }
   project(layer, set, {.query = true, .window = true, .global = owns_kv});
   window_keys(layer, set);
   if (owns_kv) compress(layer);
@@ -54,7 +57,10 @@ void Forward::attention_at_cut(int32_t layer) {
     const kernels::HcMix mix{ws_.pre.first(rows), ws_.post.first(rows), ws_.comb.first(rows)};
     ops_.hc_enter(streams(tail_), w.hc_attn, hc_options_, carried(tail_), w.attn_norm, mix,
                   ws_.x.first(rows));
-    if (observer_ != nullptr) observer_->attn_in(layer, observed(tail_), ws_.x.first(rows));
+    if (observer_ != nullptr) {
+      observer_->attn_in(layer, observed(tail_), seen_.rows(ws_.x.first(rows)));
+      seen_.clear();
+    }
     project(layer, tail_, {.query = true, .window = !window_of_all, .global = false});
     if (!window_of_all) window_keys(layer, tail_);
     choose_entries(layer, tail_);
@@ -72,12 +78,13 @@ void Forward::hold_inputs(const RowSet& set) {
     const int32_t kept = std::min(segment.count, cache_.layout().held.slots);
     for (int32_t i = segment.count - kept; i < segment.count; ++i) {
       const int64_t position = segment.first_position + i;
-      std::copy_n(ws_.streams[side_].row(segment.begin + i), ws_.streams[side_].cols(),
-                  cache_.held_streams(plan.slot, position));
-      std::copy_n(ws_.carried[side_].row(segment.begin + i), config_.streams,
-                  cache_.held_mix(plan.slot, position));
+      add_copy(ws_.streams[side_].row(segment.begin + i), cache_.held_streams(plan.slot, position),
+               ws_.streams[side_].cols());
+      add_copy(ws_.carried[side_].row(segment.begin + i), cache_.held_mix(plan.slot, position),
+               config_.streams);
     }
   }
+  copy_rows();
 }
 
 // Products of x; then the query's second half from its latent.
@@ -119,7 +126,8 @@ void Forward::window_keys(int32_t layer, const RowSet& set) {
   ops_.window_keys(ws_.kv.first(rows), weights(layer).kv_norm, config_.norm_eps, angles(layer, set),
                    ws_.keys.first(rows));
   if (observer_ != nullptr) {
-    observer_->window_keys(layer, observed(set), ws_.keys.first(rows));
+    observer_->window_keys(layer, observed(set), seen_.rows(ws_.keys.first(rows)));
+    seen_.clear();
   }
 }
 
@@ -171,16 +179,17 @@ void Forward::gather_groups(int32_t source, const GroupSet& groups) {
       const int64_t position = groups.entries()[static_cast<size_t>(g)] * ratio + member;
       const int64_t row = segment.begin + (position - segment.first_position);
       if (ratio == 1) {
-        std::copy_n(ws_.entry.row(row), width, ws_.latent.row(g));
+        add_copy(ws_.entry.row(row), ws_.latent.row(g), width);
         continue;
       }
       const bool pending = position < plan.first_position;
       const float* stored = pending ? cache_.pending_row(plan.slot, source, position) : nullptr;
       const int64_t to = g * ratio + member;
-      std::copy_n(pending ? stored : ws_.a.row(row), width, ws_.group_a.row(to));
-      std::copy_n(pending ? stored + width : ws_.b.row(row), width, ws_.group_b.row(to));
+      add_copy(pending ? stored : ws_.a.row(row), ws_.group_a.row(to), width);
+      add_copy(pending ? stored + width : ws_.b.row(row), ws_.group_b.row(to), width);
     }
   }
+  copy_rows();
 }
 
 void Forward::store_pending(int32_t source) {
@@ -190,10 +199,11 @@ void Forward::store_pending(int32_t source) {
     const SequencePlan& plan = plans_[static_cast<size_t>(segment.sequence)];
     for (int32_t i = std::max(0, segment.count - slots); i < segment.count; ++i) {
       float* stored = cache_.pending_row(plan.slot, source, segment.first_position + i);
-      std::copy_n(ws_.a.row(segment.begin + i), width, stored);
-      std::copy_n(ws_.b.row(segment.begin + i), width, stored + width);
+      add_copy(ws_.a.row(segment.begin + i), stored, width);
+      add_copy(ws_.b.row(segment.begin + i), stored + width, width);
     }
   }
+  copy_rows();
 }
 
 // Scores, pool and choice of an index source; other layers keep the last choice.
@@ -202,72 +212,87 @@ void Forward::choose_entries(int32_t layer, const RowSet& set) {
   if (!r.owns_indexer) return;
   const int64_t rows = set.rows();
   const int32_t source = cache_.source_of_layer(layer);
-  std::vector<float> scores;  // only for an observer
+  kernels::MemoryBlock scores;  // only for an observer
   int64_t visible_max = 0;
   for (int64_t row = 0; row < rows; ++row) {
     const auto at = static_cast<size_t>(row);
-    const SequencePlan& plan = plans_[static_cast<size_t>(set.sequences()[at])];
     const int64_t visible = (set.positions()[at] + 1) / r.ratio;
     visible_max = std::max(visible_max, visible);
     IndexRow& index = ws_.index_rows[row];
     index = IndexRow{};
     index.visible = visible;
-    index.keys = cache_.index_records(source, plan.page_table.data());
+    index.keys = cache_.index_records(source, page_table(set, row));
     if (r.reads_pool) {
-      index.pool = ws_.pool.row(row);
-      index.pool_count = ws_.pool_count[row];
+      index.pool = ws_.pool.row(ws_.pool_of[row]);
+      index.pool_count = ws_.pool_count.row(ws_.pool_of[row]);
     }
     index.selected = ws_.selected.row(row);
     index.selected_count = ws_.selected_count.row(row);
+    ws_.selection_of[row] = static_cast<int32_t>(row);
     if (r.builds_pool) {
       index.built_pool = ws_.pool.row(row);
       index.built_pool_count = ws_.pool_count.row(row);
+      ws_.pool_of[row] = static_cast<int32_t>(row);
     }
   }
   if (observer_ != nullptr) {
-    scores.resize(static_cast<size_t>(rows * visible_max));
+    auto block = kernels::MemoryBlock::create(
+        ops_.memory(), std::max<int64_t>(1, rows * visible_max) * int64_t{sizeof(float)},
+        "index scores for an observer");
+    CHECK(block.has_value());  // observers are for small models
+    scores = *std::move(block);
     for (int64_t row = 0; row < rows; ++row) {
-      ws_.index_rows[row].scores = scores.data() + row * visible_max;
+      ws_.index_rows[row].scores = reinterpret_cast<float*>(scores.data()) + row * visible_max;
     }
   }
   const std::span<IndexRow> index_rows(ws_.index_rows.row(0), static_cast<size_t>(rows));
   const Rows<Bf16> queries = ws_.index_query.first(rows);
   ops_.index_queries(queries, config_.index_heads, set.compressed_angles());
-  ops_.index_select(queries, ws_.head_weight.first(rows),
-                    {.heads = config_.index_heads,
-                     .head_dim = config_.index_head_dim,
-                     .top_k = config_.index_top_k,
-                     .pool_blocks = config_.candidate_source >= 0 ? config_.candidate_blocks : 0,
-                     .pool_block_size = config_.candidate_block_size},
-                    index_rows);
-  if (observer_ != nullptr) observer_->index(layer, observed(set), index_rows);
+  const kernels::IndexShape shape = {
+      .heads = config_.index_heads,
+      .head_dim = config_.index_head_dim,
+      .top_k = config_.index_top_k,
+      .pool_blocks = config_.candidate_source >= 0 ? config_.candidate_blocks : 0,
+      .pool_block_size = config_.candidate_block_size};
+  ops_.index_select(queries, ws_.head_weight.first(rows), shape, index_rows);
+  if (observer_ != nullptr) {
+    observer_->index(layer, observed(set), seen_.index_rows(index_rows, shape));
+    seen_.clear();
+  }
   use_stored_selection(set);
 }
 
 void Forward::use_stored_selection(const RowSet& set) {
   if (inputs_ == nullptr || inputs_->selected.data == nullptr) return;
+  std::vector<int32_t> selected;
   for (int64_t row = 0; row < set.rows(); ++row) {
-    int32_t count = 0;
+    selected.clear();
     for (int64_t i = 0; i < inputs_->selected.cols; ++i) {
       const int32_t entry = inputs_->selected.row(row)[i];
-      if (entry >= 0) ws_.selected.row(row)[count++] = entry;
+      if (entry >= 0) selected.push_back(entry);
     }
-    ws_.selected_count[row] = count;
+    put_list(selected, ws_.selected.row(row), ws_.selected_count.row(row));
   }
 }
 
 void Forward::use_stored_pool(const RowSet& set) {
   if (inputs_ == nullptr || inputs_->candidates.data == nullptr) return;
+  std::vector<int32_t> pool;
   for (int64_t row = 0; row < set.rows(); ++row) {
-    int32_t* pool = ws_.pool.row(row);
-    int32_t blocks = 0;
+    pool.clear();
     for (int64_t entry = 0; entry < inputs_->candidates.cols; ++entry) {
       if (inputs_->candidates.row(row)[entry] == 0) continue;
       const auto block = static_cast<int32_t>(entry / config_.candidate_block_size);
-      if (blocks == 0 || pool[blocks - 1] != block) pool[blocks++] = block;
+      if (pool.empty() || pool.back() != block) pool.push_back(block);
     }
-    ws_.pool_count[row] = blocks;
+    put_list(pool, ws_.pool.row(row), ws_.pool_count.row(row));
   }
+}
+
+void Forward::put_list(const std::vector<int32_t>& list, int32_t* to, int32_t* count_to) {
+  const auto count = static_cast<int32_t>(list.size());
+  ops_.memory().write(to, list.data(), count * int64_t{sizeof(int32_t)});
+  ops_.memory().write(count_to, &count, sizeof(count));
 }
 
 void Forward::attend(int32_t layer, const RowSet& set, const RowSet& chunk) {
@@ -283,7 +308,9 @@ void Forward::attend(int32_t layer, const RowSet& set, const RowSet& chunk) {
     common.ring_slots = cache_.layout().rings[static_cast<size_t>(layer)].slots;
     common.chunk = ws_.keys.row(own.begin);
     common.chunk_begin = own.first_position;
-    if (compressed) common.global = cache_.global_records(source, plan.page_table.data());
+    if (compressed)
+      common.global =
+          cache_.global_records(source, page_tables_[static_cast<size_t>(segment.sequence)]);
     for (int32_t i = 0; i < segment.count; ++i) {
       const int64_t row = segment.begin + i;
       AttentionRow& out = ws_.attention_rows[row];
@@ -291,14 +318,17 @@ void Forward::attend(int32_t layer, const RowSet& set, const RowSet& chunk) {
       out.position = segment.first_position + i;
       out.window_begin = std::max(floor, out.position - config_.window + 1);
       if (compressed) {
-        out.selected = ws_.selected.row(row);
-        out.selected_count = ws_.selected_count[row];
+        out.selected = ws_.selected.row(ws_.selection_of[row]);
+        out.selected_count = ws_.selected_count.row(ws_.selection_of[row]);
       }
     }
   }
   const Rows<Bf16> q = ws_.q.first(set.rows());
   ops_.attention(q, weights(layer).attn_sink,
-                 {.heads = config_.heads, .head_dim = config_.head_dim, .window = config_.window},
+                 {.heads = config_.heads,
+                  .head_dim = config_.head_dim,
+                  .window = config_.window,
+                  .selected_max = compressed ? config_.index_top_k : 0},
                  angles(layer, set),
                  std::span(ws_.attention_rows.row(0), static_cast<size_t>(set.rows())), q);
 }
@@ -308,10 +338,11 @@ void Forward::store_rings(int32_t layer, const RowSet& set) {
   for (const RowSegment& segment : set.segments()) {
     const SequencePlan& plan = plans_[static_cast<size_t>(segment.sequence)];
     for (int32_t i = std::max(0, segment.count - slots); i < segment.count; ++i) {
-      std::memcpy(cache_.ring_record(plan.slot, layer, segment.first_position + i),
-                  ws_.keys.row(segment.begin + i), static_cast<size_t>(ws_.keys.cols()));
+      add_copy(ws_.keys.row(segment.begin + i),
+               cache_.ring_record(plan.slot, layer, segment.first_position + i), ws_.keys.cols());
     }
   }
+  copy_rows();
 }
 
 void Forward::project_output(int32_t layer, const RowSet& set) {
@@ -322,7 +353,10 @@ void Forward::project_output(int32_t layer, const RowSet& set) {
   ops_.grouped_linear(ws_.q.first(rows), w.wo_a, config_.o_groups, u);
   const Product product{.weight = w.wo_b, .quantise_input = true, .y = y, .y_f32 = {}};
   ops_.linear(u, std::span(&product, 1));
-  if (observer_ != nullptr) observer_->attn_out(layer, observed(set), y);
+  if (observer_ != nullptr) {
+    observer_->attn_out(layer, observed(set), seen_.rows(y));
+    seen_.clear();
+  }
 }
 
 }  // namespace galley::model

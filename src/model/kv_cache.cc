@@ -1,32 +1,13 @@
 #include "model/kv_cache.h"
 
-#include <sys/mman.h>
-
 #include <algorithm>
-#include <cerrno>
-#include <cstring>
-#include <limits>
 #include <string>
 
 namespace galley::model {
-namespace {
-
-// Address space only: the system gives memory page by page on first touch.
-Result<std::byte*> reserve(int64_t bytes, const std::string& what) {
-  if (bytes == 0) return nullptr;
-  void* memory = mmap(nullptr, static_cast<size_t>(bytes), PROT_READ | PROT_WRITE,
-                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (memory == MAP_FAILED) {
-    return Error{ErrorCode::kExhausted, "cannot reserve " + std::to_string(bytes) + " bytes for " +
-                                            what + ": " + std::strerror(errno)};
-  }
-  return static_cast<std::byte*>(memory);
-}
-
-}  // namespace
 
 Result<std::unique_ptr<KvCache>> KvCache::create(const Config& config, const KvOptions& options,
-                                                 int32_t page_count, int32_t slot_count) {
+                                                 int32_t page_count, int32_t slot_count,
+                                                 kernels::Memory& memory) {
   if (page_count < 0 || slot_count < 0) {
     return Error{ErrorCode::kInvalid, "KV cache with " + std::to_string(page_count) +
                                           " pages and " + std::to_string(slot_count) + " slots"};
@@ -41,19 +22,17 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Config& config, const KvO
   }
   cache->page_count_ = page_count;
   cache->slot_count_ = slot_count;
-  cache->pages_ = TRY(reserve(page_count * layout.page_stride, "KV pages"));
-  cache->slots_ = TRY(reserve(slot_count * layout.slot_bytes, "sequence slots"));
+  cache->memory_ = &memory;
+  cache->pages_ =
+      TRY(kernels::MemoryBlock::create(memory, page_count * layout.page_stride, "KV pages"));
+  cache->slots_ =
+      TRY(kernels::MemoryBlock::create(memory, slot_count * layout.slot_bytes, "sequence slots"));
   return cache;
-}
-
-KvCache::~KvCache() {
-  if (pages_ != nullptr) munmap(pages_, static_cast<size_t>(page_count_ * layout_.page_stride));
-  if (slots_ != nullptr) munmap(slots_, static_cast<size_t>(slot_count_ * layout_.slot_bytes));
 }
 
 kernels::PagedRecords KvCache::global_records(int32_t source, const int32_t* page_table) const {
   const KvSourceLayout& place = layout_.sources[static_cast<size_t>(source)];
-  return {.pool = reinterpret_cast<uint8_t*>(pages_) + place.global_offset,
+  return {.pool = reinterpret_cast<uint8_t*>(pages_.data()) + place.global_offset,
           .page_stride = layout_.page_stride,
           .page_table = page_table,
           .records_per_page = place.records_per_page,
@@ -62,7 +41,7 @@ kernels::PagedRecords KvCache::global_records(int32_t source, const int32_t* pag
 
 kernels::PagedRecords KvCache::index_records(int32_t source, const int32_t* page_table) const {
   const KvSourceLayout& place = layout_.sources[static_cast<size_t>(source)];
-  return {.pool = reinterpret_cast<uint8_t*>(pages_) + place.index_offset,
+  return {.pool = reinterpret_cast<uint8_t*>(pages_.data()) + place.index_offset,
           .page_stride = layout_.page_stride,
           .page_table = page_table,
           .records_per_page = place.records_per_page,

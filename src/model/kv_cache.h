@@ -1,4 +1,4 @@
-// The bytes of pages and slots: two fixed mappings, touched only where used.
+// The bytes of pages and slots: two fixed blocks of the kernels' memory.
 //
 // Refuses to know who holds what: ids come from cache/page_pool.h and the
 // scheduler. A slot or page needs no clearing before reuse; nothing that its
@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/result.h"
+#include "kernels/memory.h"
 #include "kernels/tensor.h"
 #include "model/config.h"
 #include "model/kv_layout.h"
@@ -20,9 +21,10 @@ namespace galley::model {
 
 class KvCache {
  public:
+  // `memory` outlives the cache.
   static Result<std::unique_ptr<KvCache>> create(const Config& config, const KvOptions& options,
-                                                 int32_t page_count, int32_t slot_count);
-  ~KvCache();
+                                                 int32_t page_count, int32_t slot_count,
+                                                 kernels::Memory& memory);
   KvCache(const KvCache&) = delete;
   KvCache& operator=(const KvCache&) = delete;
 
@@ -35,8 +37,10 @@ class KvCache {
     return source_of_layer_[static_cast<size_t>(layer)];
   }
 
-  std::byte* page(int32_t page) const { return pages_ + page * layout_.page_stride; }
-  std::byte* slot(int32_t slot) const { return slots_ + slot * layout_.slot_bytes; }
+  // Of the kernels' memory: the host goes through memory().
+  std::byte* page(int32_t page) const { return pages_.data() + page * layout_.page_stride; }
+  std::byte* slot(int32_t slot) const { return slots_.data() + slot * layout_.slot_bytes; }
+  kernels::Memory& memory() const { return *memory_; }
 
   // Entry records of `source` as kernels read them through a page table.
   kernels::PagedRecords global_records(int32_t source, const int32_t* page_table) const;
@@ -65,8 +69,9 @@ class KvCache {
   std::vector<int32_t> source_of_layer_;
   int32_t page_count_ = 0;
   int32_t slot_count_ = 0;
-  std::byte* pages_ = nullptr;
-  std::byte* slots_ = nullptr;
+  kernels::Memory* memory_ = nullptr;
+  kernels::MemoryBlock pages_;
+  kernels::MemoryBlock slots_;
 };
 
 }  // namespace galley::model

@@ -84,7 +84,7 @@ TEST(KvLayout, RefusesPagesThatSplitAGroup) {
 
 // A terabyte of address space, of which only what is written costs memory.
 TEST(KvCache, ReservesWithoutTouching) {
-  const auto cache = KvCache::create(released(), {}, 8'000'000, 1000);
+  const auto cache = KvCache::create(released(), {}, 8'000'000, 1000, kernels::host_memory());
   ASSERT_TRUE(cache) << cache.error().message;
   (*cache)->page(7'999'999)[0] = std::byte{1};
   *(*cache)->ring_record(999, 39, 123456) = 1;

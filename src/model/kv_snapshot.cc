@@ -2,7 +2,6 @@
 #include "model/kv_snapshot.h"
 
 #include <algorithm>
-#include <cstring>
 
 #include "base/check.h"
 #include "model/kv_cache.h"
@@ -69,7 +68,7 @@ void KvCache::save_slot(int32_t slot_index, SlotPart part, int64_t position,
   const std::byte* from = slot(slot_index);
   slot_runs(layout_, part, position, [&](int64_t offset, int64_t image, int64_t bytes) {
     block_runs(to, image, bytes, [&](std::byte* place, int64_t done, int64_t count) {
-      std::memcpy(place, from + offset + done, static_cast<size_t>(count));
+      memory_->read(place, from + offset + done, count);
     });
   });
 }
@@ -80,17 +79,17 @@ void KvCache::load_slot(int32_t slot_index, SlotPart part, int64_t position,
   std::byte* to = slot(slot_index);
   slot_runs(layout_, part, position, [&](int64_t offset, int64_t image, int64_t bytes) {
     block_runs(from, image, bytes, [&](const std::byte* place, int64_t done, int64_t count) {
-      std::memcpy(to + offset + done, place, static_cast<size_t>(count));
+      memory_->write(to + offset + done, place, count);
     });
   });
 }
 
 void KvCache::save_page(int32_t page_index, std::byte* to) const {
-  std::memcpy(to, page(page_index), static_cast<size_t>(layout_.page_bytes));
+  memory_->read(to, page(page_index), layout_.page_bytes);
 }
 
 void KvCache::load_page(int32_t page_index, const std::byte* from) {
-  std::memcpy(page(page_index), from, static_cast<size_t>(layout_.page_bytes));
+  memory_->write(page(page_index), from, layout_.page_bytes);
 }
 
 }  // namespace galley::model

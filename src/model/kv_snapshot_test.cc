@@ -47,7 +47,7 @@ std::vector<std::byte> bytes_of(const std::byte* from, int64_t count) {
 
 TEST(KvSnapshot, AWholeSlotComesBack) {
   const Config config = parse_config(released_config_json()).value();
-  const auto cache = KvCache::create(config, options(config), 0, 2).value();
+  const auto cache = KvCache::create(config, options(config), 0, 2, kernels::host_memory()).value();
   fill(*cache, 0, 1);
   fill(*cache, 1, 2);
   const int64_t bytes = cache->slot_image_bytes(SlotPart::kWhole);
@@ -59,7 +59,7 @@ TEST(KvSnapshot, AWholeSlotComesBack) {
 
 TEST(KvSnapshot, AReuseImageHasTheRecordsBeforeTheBoundary) {
   const Config config = parse_config(released_config_json()).value();
-  const auto cache = KvCache::create(config, options(config), 0, 2).value();
+  const auto cache = KvCache::create(config, options(config), 0, 2, kernels::host_memory()).value();
   const KvLayout& layout = cache->layout();
   // 20 encoder rings of W - 1 keys, the cut layer's 2W - 2, and W - 1 inputs.
   const int64_t bytes = cache->slot_image_bytes(SlotPart::kReuse);

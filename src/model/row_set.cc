@@ -3,15 +3,28 @@
 #include <algorithm>
 
 namespace galley::model {
+namespace {
 
-RowSet::RowSet(int64_t rows_max, int32_t sequences_max, int32_t rotary)
+kernels::RopeAngles staged_angles(kernels::Ops& ops, kernels::Rows<float> cos,
+                                  kernels::Rows<float> sin) {
+  const auto stage = [&ops](const kernels::Rows<float>& rows) {
+    const int64_t bytes = rows.rows * rows.cols * static_cast<int64_t>(sizeof(float));
+    return kernels::Rows<const float>(static_cast<const float*>(ops.stage(rows.data, bytes)),
+                                      rows.rows, rows.cols);
+  };
+  return {.cos = stage(cos), .sin = stage(sin)};
+}
+
+}  // namespace
+
+RowSet::RowSet(int64_t rows_max, int32_t sequences_max, int32_t rotary, BufferSource& host)
     : segment_of_sequence_(static_cast<size_t>(sequences_max)) {
   segments_.reserve(static_cast<size_t>(sequences_max));
   positions_.reserve(static_cast<size_t>(rows_max));
   sequences_.reserve(static_cast<size_t>(rows_max));
   in_image_.reserve(static_cast<size_t>(rows_max));
   alive_.reserve(static_cast<size_t>(rows_max));
-  for (RowBuffer<float>& angles : angles_) angles = RowBuffer<float>(rows_max, rotary / 2);
+  for (RowBuffer<float>& angles : angles_) angles = RowBuffer<float>(host, rows_max, rotary / 2);
 }
 
 void RowSet::clear() {
@@ -47,9 +60,12 @@ void RowSet::add(int32_t sequence, const SequencePlan& plan, int64_t first_posit
   }
 }
 
-void RowSet::fill_angles(const RopeTables& tables) {
-  tables.window.fill(positions_, cos_window(), sin_window());
-  tables.compressed.fill(positions_, cos_compressed(), sin_compressed());
+void RowSet::fill_angles(const RopeTables& tables, kernels::Ops& ops) {
+  const auto angles = [this](size_t which) { return angles_[which].first(rows()); };
+  tables.window.fill(positions_, angles(0), angles(1));
+  tables.compressed.fill(positions_, angles(2), angles(3));
+  window_angles_ = staged_angles(ops, angles(0), angles(1));
+  compressed_angles_ = staged_angles(ops, angles(2), angles(3));
 }
 
 const RowSegment* RowSet::segment_of(int32_t sequence) const {
@@ -57,8 +73,8 @@ const RowSegment* RowSet::segment_of(int32_t sequence) const {
   return number == 0 ? nullptr : &segments_[static_cast<size_t>(number - 1)];
 }
 
-GroupSet::GroupSet(int32_t ratio, int64_t rows_max, int32_t rotary)
-    : ratio_(ratio), cos_(rows_max, rotary / 2), sin_(rows_max, rotary / 2) {
+GroupSet::GroupSet(int32_t ratio, int64_t rows_max, int32_t rotary, BufferSource& host)
+    : ratio_(ratio), cos_(host, rows_max, rotary / 2), sin_(host, rows_max, rotary / 2) {
   entries_.reserve(static_cast<size_t>(rows_max));
   positions_.reserve(static_cast<size_t>(rows_max));
   sequences_.reserve(static_cast<size_t>(rows_max));
@@ -80,8 +96,9 @@ void GroupSet::add(int32_t sequence, const SequencePlan& plan) {
   }
 }
 
-void GroupSet::fill_angles(const kernels::RopeTable& table) {
+void GroupSet::fill_angles(const kernels::RopeTable& table, kernels::Ops& ops) {
   table.fill(positions_, cos_.first(count()), sin_.first(count()));
+  staged_ = staged_angles(ops, cos_.first(count()), sin_.first(count()));
 }
 
 }  // namespace galley::model

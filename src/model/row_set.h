@@ -32,12 +32,14 @@ struct RopeTables {
 
 class RowSet {
  public:
-  RowSet(int64_t rows_max, int32_t sequences_max, int32_t rotary);
+  // Angles are filled in memory of `host`.
+  RowSet(int64_t rows_max, int32_t sequences_max, int32_t rotary, BufferSource& host);
 
   void clear();
   // The rows of `sequence` from first_position to the plan's end; may begin in its look-back.
   void add(int32_t sequence, const SequencePlan& plan, int64_t first_position);
-  void fill_angles(const RopeTables& tables);
+  // Stages them for this step's kernels.
+  void fill_angles(const RopeTables& tables, kernels::Ops& ops);
 
   int64_t rows() const { return static_cast<int64_t>(positions_.size()); }
   std::span<const RowSegment> segments() const { return segments_; }
@@ -48,15 +50,10 @@ class RowSet {
   std::span<const int32_t> sequences() const { return sequences_; }
   std::span<const uint8_t> in_image() const { return in_image_; }
   std::span<const uint8_t> alive() const { return alive_; }
-  kernels::RopeAngles window_angles() const { return {cos_window(), sin_window()}; }
-  kernels::RopeAngles compressed_angles() const { return {cos_compressed(), sin_compressed()}; }
+  const kernels::RopeAngles& window_angles() const { return window_angles_; }
+  const kernels::RopeAngles& compressed_angles() const { return compressed_angles_; }
 
  private:
-  kernels::Rows<float> cos_window() const { return angles_[0].first(rows()); }
-  kernels::Rows<float> sin_window() const { return angles_[1].first(rows()); }
-  kernels::Rows<float> cos_compressed() const { return angles_[2].first(rows()); }
-  kernels::Rows<float> sin_compressed() const { return angles_[3].first(rows()); }
-
   std::vector<RowSegment> segments_;
   std::vector<int32_t> segment_of_sequence_;  // [sequences_max], number + 1, 0 = none
   std::vector<int64_t> positions_;            // all of these reserved to rows_max
@@ -64,24 +61,26 @@ class RowSet {
   std::vector<uint8_t> in_image_;
   std::vector<uint8_t> alive_;
   RowBuffer<float> angles_[4];
+  kernels::RopeAngles window_angles_;
+  kernels::RopeAngles compressed_angles_;
 };
 
 // Compressed entries of one ratio that this step completes, in plan order.
 class GroupSet {
  public:
-  GroupSet(int32_t ratio, int64_t rows_max, int32_t rotary);
+  GroupSet(int32_t ratio, int64_t rows_max, int32_t rotary, BufferSource& host);
 
   void clear();
   // The groups whose last member is a row of the plan at or after global_begin.
   void add(int32_t sequence, const SequencePlan& plan);
-  void fill_angles(const kernels::RopeTable& table);
+  void fill_angles(const kernels::RopeTable& table, kernels::Ops& ops);
 
   int32_t ratio() const { return ratio_; }
   int64_t count() const { return static_cast<int64_t>(entries_.size()); }
   std::span<const int64_t> entries() const { return entries_; }  // j
   std::span<const int32_t> sequences() const { return sequences_; }
   // Of each group's first position.
-  kernels::RopeAngles angles() const { return {cos_.first(count()), sin_.first(count())}; }
+  const kernels::RopeAngles& angles() const { return staged_; }
 
  private:
   int32_t ratio_;
@@ -90,6 +89,7 @@ class GroupSet {
   std::vector<int32_t> sequences_;
   RowBuffer<float> cos_;
   RowBuffer<float> sin_;
+  kernels::RopeAngles staged_;
 };
 
 }  // namespace galley::model

@@ -7,6 +7,7 @@
 
 #include "model/forward.h"
 #include "model/kv_records.h"
+#include "model/placed_weights.h"
 #include "model/plan_check.h"
 
 namespace galley::model {
@@ -70,12 +71,14 @@ Error wrong_shape(const char* what, const Rows<T>& rows) {
 
 class Step::Impl {
  public:
-  Impl(const Model& model, KvCache& cache, kernels::Ops& ops, const StepOptions& options)
+  Impl(const Model& model, PlacedWeights placed, KvCache& cache, kernels::Ops& ops,
+       const StepOptions& options)
       : options_(options),
         config_(model.config()),
         cache_(cache),
         check_(model.config(), cache, options_),
-        forward_(model, cache, ops, options_) {}
+        placed_(std::move(placed)),
+        forward_(model, placed_.get(), cache, ops, options_) {}
 
   Result<void> pack_stored(const SequencePlan& plan, const LayerInputs& inputs) const;
   Result<void> check_inputs(const SequencePlan& plan, const LayerInputs& inputs) const;
@@ -84,13 +87,18 @@ class Step::Impl {
   const Config& config_;
   KvCache& cache_;
   PlanCheck check_;
+  PlacedWeights placed_;
   Forward forward_;
 };
 
 Result<std::unique_ptr<Step>> Step::create(const Model& model, KvCache& cache, kernels::Ops& ops,
                                            const StepOptions& options) {
   TRY(check_options(model.config(), cache.layout(), options));
-  return std::unique_ptr<Step>(new Step(std::make_unique<Impl>(model, cache, ops, options)));
+  PlacedWeights placed = TRY(PlacedWeights::create(model, ops.memory(), options.on_upload));
+  auto impl = std::make_unique<Impl>(model, std::move(placed), cache, ops, options);
+  TRY(impl->forward_.status());
+  TRY(impl->forward_.reserve());
+  return std::unique_ptr<Step>(new Step(std::move(impl)));
 }
 
 Step::Step(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
@@ -100,17 +108,24 @@ const StepOptions& Step::options() const { return impl_->options_; }
 int64_t Step::workspace_bytes() const { return impl_->forward_.workspace_bytes(); }
 
 Result<StepResult> Step::run(std::span<const SequencePlan> plans, StepObserver* observer) {
-  TRY(impl_->check_.check(plans));
-  return impl_->forward_.run(plans, observer);
+  TRY(submit(plans, observer));
+  return collect();
 }
+
+Result<void> Step::submit(std::span<const SequencePlan> plans, StepObserver* observer) {
+  TRY(impl_->check_.check(plans));
+  impl_->forward_.submit(plans, observer);
+  return {};
+}
+
+Result<StepResult> Step::collect() { return impl_->forward_.collect(); }
 
 Result<void> Step::run_layer(const SequencePlan& plan, const LayerInputs& inputs,
                              Rows<Bf16> streams_out, Rows<float> pre_out, StepObserver* observer) {
   TRY(impl_->check_.check(std::span(&plan, 1)));
   TRY(impl_->check_inputs(plan, inputs));
   TRY(impl_->pack_stored(plan, inputs));
-  impl_->forward_.run_layer(plan, inputs, streams_out, pre_out, observer);
-  return {};
+  return impl_->forward_.run_layer(plan, inputs, streams_out, pre_out, observer);
 }
 
 Result<void> Step::Impl::check_inputs(const SequencePlan& plan, const LayerInputs& inputs) const {
@@ -181,14 +196,18 @@ Result<void> Step::Impl::pack_stored(const SequencePlan& plan, const LayerInputs
   const int32_t source = cache_.source_of_layer(inputs.layer);
   const auto globals = cache_.global_records(source, plan.page_table.data());
   const auto index = cache_.index_records(source, plan.page_table.data());
+  std::vector<uint8_t> record(static_cast<size_t>(
+      std::max(cache_.layout().global_record_bytes, cache_.layout().index_record_bytes)));
   for (int64_t entry = 0; entry < entries; ++entry) {
     TRY(pack_record(RecordKind::kGlobal,
                     {inputs.compress_kv.row(entry), static_cast<size_t>(config_.head_dim)},
-                    globals.record(entry)));
+                    record.data()));
+    cache_.memory().write(globals.record(entry), record.data(), globals.record_bytes);
     if (!keys) continue;
     TRY(pack_record(RecordKind::kIndex,
                     {inputs.index_key.row(entry), static_cast<size_t>(config_.index_head_dim)},
-                    index.record(entry)));
+                    record.data()));
+    cache_.memory().write(index.record(entry), record.data(), index.record_bytes);
   }
   return {};
 }

@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -30,9 +31,11 @@ struct StepOptions {
   int64_t positions_max = 0;  // 0: the config's
   DecoderReplay replay = DecoderReplay::kWindowAndGlobal;
   bool capture_targets = false;  // StepResult::main_hidden
+  // Told while weights are copied to a device: bytes so far and in all.
+  std::function<void(int64_t, int64_t)> on_upload = {};
 };
 
-// Views of the workspace: valid until the next run.
+// Valid until the next run; logits are the host's.
 struct StepResult {
   // [wanted rows, V], in plan order.
   kernels::Rows<const float> logits;
@@ -76,6 +79,11 @@ class Step {
 
   // kInvalid names the sequence and what is wrong with its plan; nothing was computed then.
   Result<StepResult> run(std::span<const SequencePlan> plans, StepObserver* observer = nullptr);
+
+  // The same in two halves: between them a device computes while the caller does something else.
+  // The plans' spans must live until collect() returned. A host computes in submit().
+  Result<void> submit(std::span<const SequencePlan> plans, StepObserver* observer = nullptr);
+  Result<StepResult> collect();
 
   // streams_out [T, n d] and pre_out [T, n] are what the layer hands on.
   Result<void> run_layer(const SequencePlan& plan, const LayerInputs& inputs,

@@ -19,7 +19,10 @@ namespace galley::model {
 struct StepWorkspace {
   using Bf16 = kernels::Bf16;
 
-  StepWorkspace(const Config& config, const KvLayout& layout, const StepOptions& options);
+  // The kernels' rows from `device`, what the step fills in itself from `host`; the sources keep
+  // a failure.
+  StepWorkspace(const Config& config, const KvLayout& layout, const StepOptions& options,
+                BufferSource& device, BufferSource& host);
 
   int64_t bytes() const;
 
@@ -58,15 +61,19 @@ struct StepWorkspace {
   RowBuffer<float> expert_weights;  // experts_per_token
   RowBuffer<float> router_margin;   // 1
 
-  std::vector<RowBuffer<int64_t>> engram_ids;  // [Engram layers], columns
+  std::vector<RowBuffer<int64_t>> engram_ids;  // [Engram layers], columns; host memory
   RowBuffer<Bf16> engram_e;                    // columns head_dim
   RowBuffer<Bf16> engram_kv;                   // (n + 1) d
   RowBuffer<float> engram_gate;                // n
 
-  RowBuffer<Bf16> main_hidden;  // targets d
-  RowBuffer<float> logits;      // V, logit_rows_max rows
+  RowBuffer<Bf16> main_hidden[2];  // targets d, doubled as the streams
+  RowBuffer<float> logits;         // V, logit_rows_max rows
 
-  // Per-row arguments of kernels, rebuilt for each call.
+  // Which row of `selected` and `pool` a row reads: another one only after the cut.
+  RowBuffer<int32_t> selection_of;
+  RowBuffer<int32_t> pool_of;
+
+  // Per-row arguments of kernels, rebuilt for each call; host memory.
   RowBuffer<const Bf16*> sources;
   RowBuffer<const float*> bias_of_row;
   RowBuffer<uint8_t*> global_destination;

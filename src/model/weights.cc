@@ -121,6 +121,15 @@ class WeightBinder {
   ModelWeights& weights_;
 };
 
+ModelWeights ModelWeights::views() const {
+  ModelWeights copy;
+  copy.embed = embed;
+  copy.head = head;
+  copy.norm = norm;
+  copy.layers = layers;
+  return copy;
+}
+
 Result<ModelWeights> ModelWeights::bind(const Checkpoint& checkpoint) {
   ModelWeights weights;
   TRY(WeightBinder(checkpoint, weights).bind());

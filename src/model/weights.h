@@ -33,6 +33,7 @@ struct EngramWeights {
   const uint8_t* table = nullptr;  // E4M3 [rows, head_dim]
   const uint8_t* scale = nullptr;  // UE8M0 [rows, ceil(head_dim/32)]
   int64_t table_rows = 0;
+  bool on_host = true;  // table and scale, whatever the other weights' memory
   kernels::WeightView wkv;
   const kernels::Bf16* q_weight = nullptr;  // [n, d]
   const kernels::Bf16* k_weight = nullptr;
@@ -68,6 +69,9 @@ class ModelWeights {
   // The views stay valid as long as the checkpoint's mapping (moving the
   // Checkpoint object keeps it).
   static Result<ModelWeights> bind(const Checkpoint& checkpoint);
+
+  // The same views, for someone who moves them elsewhere; borrows what this owns.
+  ModelWeights views() const;
 
   ModelWeights(ModelWeights&&) = default;
   ModelWeights& operator=(ModelWeights&&) = default;

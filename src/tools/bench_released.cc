@@ -42,7 +42,8 @@ class ReleasedBench {
         engine::generator_options(model_.config(), kSequencesMax, kPrefillRows, options_.context);
     model::KvOptions kv;
     kv.page_tokens = sizes.page_tokens;
-    cache_ = TRY(model::KvCache::create(model_.config(), kv, sizes.page_count, kSequencesMax));
+    cache_ = TRY(model::KvCache::create(model_.config(), kv, sizes.page_count, kSequencesMax,
+                                        backend.ops->memory()));
     model::StepOptions step;
     step.rows_max = kPrefillRows;
     step.sequences_max = kSequencesMax;

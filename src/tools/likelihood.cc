@@ -38,7 +38,7 @@ Result<std::unique_ptr<Likelihood>> Likelihood::create(const model::Model& model
   std::unique_ptr<Likelihood> likelihood(new Likelihood(model, window_tokens, begin_token));
   model::KvOptions kv;
   kv.page_tokens = sizes.page_tokens;
-  likelihood->cache_ = TRY(model::KvCache::create(config, kv, sizes.page_count, 1));
+  likelihood->cache_ = TRY(model::KvCache::create(config, kv, sizes.page_count, 1, ops.memory()));
   model::StepOptions options;
   options.rows_max = rows;
   options.sequences_max = 1;

@@ -34,7 +34,9 @@ class LikelihoodTest : public testing::Test {
     const auto sizes = engine::generator_options(model_->config(), 1, 1, 256);
     model::KvOptions kv;
     kv.page_tokens = sizes.page_tokens;
-    auto cache = model::KvCache::create(model_->config(), kv, sizes.page_count, 1).value();
+    auto cache =
+        model::KvCache::create(model_->config(), kv, sizes.page_count, 1, kernels::host_memory())
+            .value();
     model::StepOptions options;
     options.replay = model::DecoderReplay::kOff;
     auto step = model::Step::create(*model_, *cache, *backend_.ops, options).value();

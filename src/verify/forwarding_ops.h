@@ -14,6 +14,15 @@ class ForwardingOps : public kernels::Ops {
 
   std::string_view name() const override { return inner_.name(); }
 
+  kernels::Memory& memory() override { return inner_.memory(); }
+  Result<void> reserve(const kernels::StepBounds& bounds) override {
+    return inner_.reserve(bounds);
+  }
+  void begin_step() override { inner_.begin_step(); }
+  Result<void> finish() override { return inner_.finish(); }
+  const void* stage(const void* host, int64_t bytes) override { return inner_.stage(host, bytes); }
+  void copy(std::span<const kernels::RowCopy> copies) override { inner_.copy(copies); }
+
   void spread(std::span<const kernels::Bf16* const> sources, int64_t hidden, int32_t copies,
               kernels::Rows<kernels::Bf16> streams) override {
     inner_.spread(sources, hidden, copies, streams);
@@ -99,9 +108,9 @@ class ForwardingOps : public kernels::Ops {
            kernels::Rows<kernels::Bf16> y) override {
     inner_.moe(x, weights, experts, expert_weights, y);
   }
-  void engram_lookup(const uint8_t* table, const uint8_t* scale, int64_t width,
-                     kernels::Rows<const int64_t> ids, kernels::Rows<kernels::Bf16> e) override {
-    inner_.engram_lookup(table, scale, width, ids, e);
+  void engram_lookup(const kernels::EngramTable& table, kernels::Rows<const int64_t> ids,
+                     kernels::Rows<kernels::Bf16> e) override {
+    inner_.engram_lookup(table, ids, e);
   }
   void engram_write(kernels::Rows<const kernels::Bf16> kv, const kernels::Bf16* q_weight,
                     const kernels::Bf16* k_weight, std::span<const uint8_t> alive,

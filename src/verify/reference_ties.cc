@@ -5,6 +5,9 @@
 #include <limits>
 #include <utility>
 
+#include "base/check.h"
+#include "model/seen_rows.h"
+
 namespace galley::verify {
 
 namespace {
@@ -42,7 +45,7 @@ void exchange_row(const IndexRow& row, const IndexShape& shape, int64_t entries)
   if (row.pool == nullptr) {
     std::copy(row.scores, row.scores + visible, scores.begin());
   } else {
-    for (int32_t p = 0; p < row.pool_count; ++p) {
+    for (int32_t p = 0; p < *row.pool_count; ++p) {
       const size_t begin = static_cast<size_t>(row.pool[p]) * block_size;
       for (size_t j = begin; j < std::min(begin + block_size, visible); ++j) {
         scores[j] = row.scores[j];
@@ -95,17 +98,26 @@ void ReferenceTies::index_select(kernels::Rows<const kernels::Bf16> queries,
     return;
   }
   std::vector<IndexRow> scored(rows.begin(), rows.end());
-  std::vector<std::vector<float>> buffers(rows.size());
-  for (size_t r = 0; r < scored.size(); ++r) {
-    if (scored[r].scores != nullptr) continue;
-    buffers[r].resize(static_cast<size_t>(scored[r].visible));
-    scored[r].scores = buffers[r].data();
+  int64_t score_count = 0;
+  for (const IndexRow& row : rows) score_count += row.visible;
+  auto scores = kernels::MemoryBlock::create(
+      memory(), std::max<int64_t>(1, score_count) * static_cast<int64_t>(sizeof(float)),
+      "index scores");
+  CHECK(scores.has_value());  // verification alone: small models
+  auto* next = reinterpret_cast<float*>(scores->data());
+  for (IndexRow& row : scored) {
+    if (row.scores == nullptr) row.scores = next;
+    next += row.visible;
   }
   inner().index_select(queries, head_weights, shape, scored);
-  for (const IndexRow& row : scored) {
+  model::SeenRows seen(memory());
+  const std::span<const IndexRow> visible = seen.index_rows(scored, shape);
+  for (size_t r = 0; r < visible.size(); ++r) {
+    const IndexRow& row = visible[r];
     if (row.visible == 0) continue;
     const int64_t ratio = page_tokens_ / std::max(row.keys.records_per_page, 1);
     exchange_row(row, shape, tokens_ / std::max<int64_t>(ratio, 1));
+    seen.put_back(row, scored[r], shape);
   }
 }
 

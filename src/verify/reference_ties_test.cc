@@ -16,6 +16,7 @@ class Prepared : public ForwardingOps {
  public:
   Prepared(std::vector<float> scores, std::vector<int32_t> selected)
       : ForwardingOps(*this), scores_(std::move(scores)), selected_(std::move(selected)) {}
+  kernels::Memory& memory() override { return kernels::host_memory(); }
   void index_select(kernels::Rows<const kernels::Bf16>, kernels::Rows<const kernels::Bf16>,
                     const kernels::IndexShape&, std::span<const kernels::IndexRow> rows) override {
     for (const kernels::IndexRow& row : rows) {

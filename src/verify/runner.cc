@@ -26,8 +26,8 @@ Result<std::unique_ptr<Runner>> Runner::create(const model::Model& model, kernel
   model::KvOptions kv;
   kv.page_tokens = page_tokens(model.config());
   const auto pages = static_cast<int32_t>((positions_max + kv.page_tokens - 1) / kv.page_tokens);
-  std::unique_ptr<Runner> runner(
-      new Runner(model, TRY(model::KvCache::create(model.config(), kv, pages, 1)), ops));
+  std::unique_ptr<Runner> runner(new Runner(
+      model, TRY(model::KvCache::create(model.config(), kv, pages, 1, ops.memory())), ops));
   runner->page_table_.resize(static_cast<size_t>(pages));
   std::iota(runner->page_table_.rbegin(), runner->page_table_.rend(), 0);
   model::StepOptions options;
@@ -82,20 +82,24 @@ Result<void> Runner::layer_alone(const Prompt& prompt, const model::LayerInputs&
   return step_->run_layer(plan_of(prompt), inputs, streams_out, pre_out, observer);
 }
 
-const uint8_t* Runner::global_record(int32_t layer, int64_t entry) const {
-  return cache_->global_records(source(layer), page_table_.data()).record(entry);
+std::vector<uint8_t> Runner::global_record(int32_t layer, int64_t entry) const {
+  const auto records = cache_->global_records(source(layer), page_table_.data());
+  return read<uint8_t>(records.record(entry), records.record_bytes);
 }
 
-const uint8_t* Runner::index_record(int32_t layer, int64_t entry) const {
-  return cache_->index_records(source(layer), page_table_.data()).record(entry);
+std::vector<uint8_t> Runner::index_record(int32_t layer, int64_t entry) const {
+  const auto records = cache_->index_records(source(layer), page_table_.data());
+  return read<uint8_t>(records.record(entry), records.record_bytes);
 }
 
-const uint8_t* Runner::window_record(int32_t layer, int64_t position) const {
-  return cache_->ring_record(0, layer, position);
+std::vector<uint8_t> Runner::window_record(int32_t layer, int64_t position) const {
+  return read<uint8_t>(cache_->ring_record(0, layer, position),
+                       cache_->layout().window_record_bytes);
 }
 
-const float* Runner::pending(int32_t layer, int64_t position) const {
-  return cache_->pending_row(0, source(layer), position);
+std::vector<float> Runner::pending(int32_t layer, int64_t position) const {
+  return read<float>(cache_->pending_row(0, source(layer), position),
+                     int64_t{2} * config().head_dim);
 }
 
 }  // namespace galley::verify

@@ -47,10 +47,10 @@ class Runner {
                            model::StepObserver* observer);
 
   // What the present sequence has in the cache. `layer` owns its compressed KV.
-  const uint8_t* global_record(int32_t layer, int64_t entry) const;
-  const uint8_t* index_record(int32_t layer, int64_t entry) const;
-  const uint8_t* window_record(int32_t layer, int64_t position) const;
-  const float* pending(int32_t layer, int64_t position) const;  // (a, b)
+  std::vector<uint8_t> global_record(int32_t layer, int64_t entry) const;
+  std::vector<uint8_t> index_record(int32_t layer, int64_t entry) const;
+  std::vector<uint8_t> window_record(int32_t layer, int64_t position) const;
+  std::vector<float> pending(int32_t layer, int64_t position) const;  // (a, b)
 
   const model::Config& config() const { return model_->config(); }
 
@@ -60,6 +60,13 @@ class Runner {
         cache_(std::move(cache)),
         ties_(std::make_unique<ReferenceTies>(ops, cache_->layout().page_tokens)) {}
   model::SequencePlan plan_of(const Prompt& prompt) const;
+  // `count` values of the cache, wherever it lies.
+  template <class T>
+  std::vector<T> read(const T* from, int64_t count) const {
+    std::vector<T> values(static_cast<size_t>(count));
+    cache_->memory().read(values.data(), from, count * static_cast<int64_t>(sizeof(T)));
+    return values;
+  }
   int32_t source(int32_t layer) const { return cache_->source_of_layer(layer); }
 
   const model::Model* model_;

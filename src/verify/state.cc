@@ -38,9 +38,10 @@ Result<std::optional<RecordDifference>> compare_entries(const Runner& runner,
   RecordDifference sum;
   for (int64_t entry = 0; entry < entries; ++entry) {
     const auto expected = TRY(stored_record(kind, *stored, entry, file, tensor));
-    const uint8_t* measured = kind == RecordKind::kGlobal ? runner.global_record(layer, entry)
-                                                          : runner.index_record(layer, entry);
-    sum.add(compare_records(kind, measured, expected.data(), width));
+    const std::vector<uint8_t> measured = kind == RecordKind::kGlobal
+                                              ? runner.global_record(layer, entry)
+                                              : runner.index_record(layer, entry);
+    sum.add(compare_records(kind, measured.data(), expected.data(), width));
   }
   return std::optional<RecordDifference>(sum);
 }
@@ -56,7 +57,7 @@ Result<std::optional<RecordDifference>> compare_ring(const Runner& runner, const
   for (int64_t position = std::max<int64_t>(0, length - window); position < length; ++position) {
     const auto expected =
         TRY(stored_record(RecordKind::kWindow, *stored, position % window, file, tensor));
-    sum.add(compare_records(RecordKind::kWindow, runner.window_record(layer, position),
+    sum.add(compare_records(RecordKind::kWindow, runner.window_record(layer, position).data(),
                             expected.data(), width));
   }
   return std::optional<RecordDifference>(sum);
@@ -72,9 +73,10 @@ Result<std::optional<double>> compare_pending(const Runner& runner, const Golden
   if (!stored) return std::optional<double>();
   double worst = 0;
   for (int64_t row = 0; row < rows; ++row) {
-    const float* measured = runner.pending(layer, length - rows + row) + half * width;
+    const std::vector<float> measured = runner.pending(layer, length - rows + row);
     const auto size = static_cast<size_t>(width);
-    worst = std::max(worst, relative_error({measured, size}, {stored->row(row), size}));
+    worst = std::max(
+        worst, relative_error({measured.data() + half * width, size}, {stored->row(row), size}));
   }
   return std::optional<double>(worst);
 }

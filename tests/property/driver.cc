@@ -45,7 +45,7 @@ Driver::Driver(const model::Model& model, const DriverOptions& options)
                                    .verify_rows_max = options.verify_rows_max,
                                    .hold_inputs = options.hold_inputs,
                                    .reuse_layers = options.reuse_layers},
-                                  pages, options.sequences_max)
+                                  pages, options.sequences_max, ops_->memory())
                .value();
   step_ =
       model::Step::create(

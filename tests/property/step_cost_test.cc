@@ -13,6 +13,7 @@
 #include <nlohmann/json.hpp>
 
 #include "driver.h"
+#include "kernels/host_ops.h"
 #include "random_model.h"
 
 namespace {
@@ -51,7 +52,7 @@ namespace {
 using kernels::Bf16;
 using kernels::Rows;
 
-class EmptyOps : public kernels::Ops {
+class EmptyOps : public kernels::HostOps {
  public:
   std::string_view name() const override { return "empty"; }
   void spread(std::span<const Bf16* const>, int64_t, int32_t, Rows<Bf16>) override {}
@@ -89,8 +90,7 @@ class EmptyOps : public kernels::Ops {
              const kernels::RouterOptions&, Rows<int32_t>, Rows<float>, float*) override {}
   void moe(Rows<const Bf16>, const kernels::MoeWeights&, Rows<const int32_t>, Rows<const float>,
            Rows<Bf16>) override {}
-  void engram_lookup(const uint8_t*, const uint8_t*, int64_t, Rows<const int64_t>,
-                     Rows<Bf16>) override {}
+  void engram_lookup(const kernels::EngramTable&, Rows<const int64_t>, Rows<Bf16>) override {}
   void engram_write(Rows<const Bf16>, const Bf16*, const Bf16*, std::span<const uint8_t>, int32_t,
                     float, Rows<Bf16>, Rows<float>) override {}
 };
@@ -126,7 +126,8 @@ class StepCost : public ::testing::Test {
 
   void open(kernels::Ops& ops) {
     cache_ = model::KvCache::create(model_->config(), {.page_tokens = 32},
-                                    static_cast<int32_t>(pages_.size()), kSequences)
+                                    static_cast<int32_t>(pages_.size()), kSequences,
+                                    kernels::host_memory())
                  .value();
     step_ =
         model::Step::create(*model_, *cache_, ops, {.rows_max = 256, .sequences_max = kSequences})

@@ -36,10 +36,10 @@ void read_keys(const AttentionRow& row, int64_t window_count, int64_t width, Ope
                        keys + i * stride);
   }
   Operand* global = keys + window_count * stride;
-  for (int64_t i = 0; i < row.selected_count; ++i) {
+  for (int64_t i = 0; i < row.selection(); ++i) {
     read_global_record(row.global.record(row.selected[i]), width, global + i * stride);
   }
-  const int64_t count = window_count + row.selected_count;
+  const int64_t count = window_count + row.selection();
   if (count % 2 != 0) {
     std::memset(keys + count * stride, 0, static_cast<size_t>(width) * sizeof(Operand));
   }
@@ -82,7 +82,7 @@ void FastOps::attention(Rows<const Bf16> q, const float* sink, const AttentionSh
     const AttentionRow& row = row_of[r];
     const int64_t window_count = row.position - row.window_begin + 1;
     CHECK(window_count >= 0 && window_count <= shape.window);
-    const int64_t count = window_count + row.selected_count;
+    const int64_t count = window_count + row.selection();
     const int64_t even = (count + 1) / 2 * 2;
     const int64_t padded = (count + 15) / 16 * 16;
     fast::Scratch& scratch = scratch_[thread];
@@ -126,7 +126,7 @@ void FastOps::attention(Rows<const Bf16> q, const float* sink, const AttentionSh
 
   int64_t keys = 0;
   for (int64_t r = 0; r < q.rows; ++r) {
-    keys += row_of[r].position - row_of[r].window_begin + 1 + row_of[r].selected_count;
+    keys += row_of[r].position - row_of[r].window_begin + 1 + row_of[r].selection();
   }
   const int64_t cost = keys * width * shape.heads / 6 + keys * width;
   // Few rows: share out their heads too; each part then decodes the row's keys for itself.

@@ -10,21 +10,22 @@
 
 namespace galley::kernels::GALLEY_ISA {
 
-void FastOps::engram_lookup(const uint8_t* table, const uint8_t* scale, int64_t width,
-                            Rows<const int64_t> ids, Rows<Bf16> e) {
+void FastOps::engram_lookup(const EngramTable& table, Rows<const int64_t> ids, Rows<Bf16> e) {
+  const int64_t width = table.width;
   const int64_t blocks = (width + 31) / 32;
   for_rows(ids.rows, ids.cols * (width + 200), [&](int64_t begin, int64_t count, int) {
     for (int64_t r = begin; r < begin + count; ++r) {
       for (int64_t c = 0; c < ids.cols; ++c) {
-        const uint8_t* row = table + ids.row(r)[c] * width;
+        const uint8_t* row = table.codes + ids.row(r)[c] * width;
         for (int64_t line = 0; line < width; line += 64) hwy::Prefetch(row + line);
-        hwy::Prefetch(scale + ids.row(r)[c] * blocks);
+        hwy::Prefetch(table.scale + ids.row(r)[c] * blocks);
       }
     }
     for (int64_t r = begin; r < begin + count; ++r) {
       for (int64_t c = 0; c < ids.cols; ++c) {
         const int64_t id = ids.row(r)[c];
-        read_fp8_row(table + id * width, scale + id * blocks, width, e.row(r) + c * width);
+        read_fp8_row(table.codes + id * width, table.scale + id * blocks, width,
+                     e.row(r) + c * width);
       }
     }
   });

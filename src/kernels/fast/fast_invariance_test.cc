@@ -210,6 +210,7 @@ TEST_P(Invariance, Attention) {
   std::vector<int32_t> all(static_cast<size_t>(entries));
   std::iota(all.begin(), all.end(), 0);
   std::vector<AttentionRow> rows_of(static_cast<size_t>(kRows));
+  std::vector<int32_t> counts(static_cast<size_t>(kRows));
   for (int64_t r = 0; r < kRows; ++r) {
     AttentionRow& row = rows_of[r];
     row.position = 100 + r;
@@ -221,7 +222,8 @@ TEST_P(Invariance, Attention) {
     row.global = {global.data(), 0, page_table.data(), static_cast<int32_t>(entries),
                   static_cast<int32_t>(record)};
     row.selected = all.data() + random.below(50);
-    row.selected_count = static_cast<int32_t>(random.below(350));
+    counts[r] = static_cast<int32_t>(random.below(350));
+    row.selected_count = &counts[r];
   }
   const auto run = [&](Ops& ops, const std::vector<int64_t>& picked) {
     const auto rows = static_cast<int64_t>(picked.size());
@@ -271,6 +273,7 @@ TEST_P(Invariance, Indexer) {
   for (int64_t r = 0; r < kRows; ++r) visible.push_back(1 + random.below(entries));
   std::vector<int32_t> pool(100);
   std::iota(pool.begin(), pool.end(), 3);
+  const auto pool_size = static_cast<int32_t>(pool.size());
   const int64_t out_size = shape.top_k + shape.pool_blocks + 2;
   const auto run = [&](Ops& ops, const std::vector<int64_t>& picked) {
     const auto rows = static_cast<int64_t>(picked.size());
@@ -289,7 +292,7 @@ TEST_P(Invariance, Indexer) {
         row.built_pool = to + 2 + shape.top_k;
       } else if (picked[i] % 3 == 1) {
         row.pool = pool.data();
-        row.pool_count = static_cast<int32_t>(pool.size());
+        row.pool_count = &pool_size;
       }
       row_list.push_back(row);
     }

@@ -36,7 +36,7 @@ Eligible eligible_of(const IndexRow& row, const IndexShape& shape, bool use_pool
   int64_t count = 0;
   const int64_t size = shape.pool_block_size;
   // Only the last block can be short: pools ascend.
-  for (int32_t b = 0; b < row.pool_count; ++b) {
+  for (int32_t b = 0; b < *row.pool_count; ++b) {
     const int64_t begin = row.pool[b] * size;
     count += std::clamp<int64_t>(row.visible - begin, 0, size);
   }

@@ -12,6 +12,7 @@
 #include "base/thread_pool.h"
 #include "kernels/fast/dot.h"
 #include "kernels/fast/scratch.h"
+#include "kernels/host_ops.h"
 #include "kernels/ops.h"
 
 namespace galley::kernels::GALLEY_ISA {
@@ -32,7 +33,7 @@ enum Slot : int {
   kOwnWeights,
 };
 
-class FastOps final : public Ops {
+class FastOps final : public HostOps {
  public:
   explicit FastOps(ThreadPool& pool);
 
@@ -72,8 +73,7 @@ class FastOps final : public Ops {
              float* margin) override;
   void moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
            Rows<const float> expert_weights, Rows<Bf16> y) override;
-  void engram_lookup(const uint8_t* table, const uint8_t* scale, int64_t width,
-                     Rows<const int64_t> ids, Rows<Bf16> e) override;
+  void engram_lookup(const EngramTable& table, Rows<const int64_t> ids, Rows<Bf16> e) override;
   void engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
                     std::span<const uint8_t> alive, int32_t stream_count, float eps,
                     Rows<Bf16> streams, Rows<float> gate) override;

@@ -66,7 +66,7 @@ void attention_row(const Bf16* q, const float* sink, const AttentionShape& shape
   const int64_t width = shape.head_dim;
   const int64_t window_count = row.position - row.window_begin + 1;
   CHECK(window_count >= 0 && window_count <= shape.window);
-  const int64_t slot_count = shape.window + row.selected_count;
+  const int64_t slot_count = shape.window + row.selection();
   std::vector<float> keys(static_cast<size_t>(slot_count * width));
   std::vector<uint8_t> present(static_cast<size_t>(slot_count), 0);
   const int64_t record_bytes = window_record_bytes(width);
@@ -75,7 +75,7 @@ void attention_row(const Bf16* q, const float* sink, const AttentionShape& shape
                        keys.data() + i * width);
     present[i] = 1;
   }
-  for (int64_t i = 0; i < row.selected_count; ++i) {
+  for (int64_t i = 0; i < row.selection(); ++i) {
     const int64_t slot = shape.window + i;
     read_global_record(row.global.record(row.selected[i]), width, keys.data() + slot * width);
     present[slot] = 1;

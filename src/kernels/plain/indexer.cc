@@ -78,7 +78,7 @@ std::vector<int32_t> best_entries(const std::vector<float>& scores, const IndexS
   if (row.pool == nullptr) {
     for (int32_t j = 0; j < visible; ++j) eligible.push_back(j);
   } else {
-    for (int32_t p = 0; p < row.pool_count; ++p) {
+    for (int32_t p = 0; p < *row.pool_count; ++p) {
       const int32_t begin = row.pool[p] * shape.pool_block_size;
       const int32_t end = std::min(visible, begin + shape.pool_block_size);
       for (int32_t j = begin; j < end; ++j) eligible.push_back(j);

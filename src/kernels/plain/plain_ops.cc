@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/host_ops.h"
 #include "kernels/number_formats.h"
 #include "kernels/plain/attention.h"
 #include "kernels/plain/compressor.h"
@@ -20,7 +21,7 @@
 namespace galley::kernels {
 namespace {
 
-class PlainOps final : public Ops {
+class PlainOps final : public HostOps {
  public:
   explicit PlainOps(ThreadPool& pool) : pool_(pool) {}
 
@@ -181,11 +182,11 @@ class PlainOps final : public Ops {
     plain::moe(pool_, x, weights, experts, expert_weights, y);
   }
 
-  void engram_lookup(const uint8_t* table, const uint8_t* scale, int64_t width,
-                     Rows<const int64_t> ids, Rows<Bf16> e) override {
+  void engram_lookup(const EngramTable& table, Rows<const int64_t> ids, Rows<Bf16> e) override {
     each_row(ids.rows, [&](int64_t r) {
       for (int64_t column = 0; column < ids.cols; ++column) {
-        plain::engram_read(table, scale, width, ids.row(r)[column], e.row(r) + column * width);
+        plain::engram_read(table.codes, table.scale, table.width, ids.row(r)[column],
+                           e.row(r) + column * table.width);
       }
     });
   }
