@@ -1,0 +1,170 @@
+// fp8 products of few rows: the sum is split over a cluster, so that narrow weights use the chip.
+//
+// Floor: the weights' bytes; at 1,280 x 5,120 that is 1.4 us behind a launch, and 20 strips of 64
+// outputs would keep 20 multiprocessors busy. So K is cut into groups (sum_groups: 1, 2, 4 or 8,
+// fixed by the matrix alone); a block of one consumer warpgroup sums one group of one strip, and
+// the blocks of a cluster add their groups in order through shared memory. grouped_product.cuh
+// adds its groups in the same order: the same bits.
+#pragma once
+
+#include "kernels/cuda/grouped_product.cuh"
+
+namespace galley::kernels::cuda {
+
+template <int kTokensIn, int kGroupsIn, ResultForm kResultIn>
+struct FewRowsForm {
+  static constexpr int kTokens = kTokensIn;
+  static constexpr int kGroups = kGroupsIn;
+  static constexpr ResultForm kResult = kResultIn;
+  static constexpr int kThreads = 128 + 32;
+  static constexpr int kCodesAt = kTokens * kChunk;
+  static constexpr int kTailAt = kCodesAt + kFp8Codes;
+  static constexpr int kScalesAt = kTailAt + kFp8Scales;
+  static constexpr int kStageBytes = (kScalesAt + kTokens * 4 + 1023) / 1024 * 1024;
+  static constexpr int kSumBytes = kTokens * kStripSlots * 4;
+  static constexpr int kRoom = 74 * 1024 - 2048 - kSumBytes;  // three blocks a multiprocessor
+  static constexpr int kStages = kRoom / kStageBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kSumBytes + 2048;
+};
+
+__device__ __forceinline__ float4 read_remote(uint32_t address, uint32_t rank) {
+  float4 value;
+  asm volatile(
+      "{\n.reg .b32 remote;\n"
+      "mapa.shared::cluster.u32 remote, %4, %5;\n"
+      "ld.shared::cluster.v4.f32 {%0, %1, %2, %3}, [remote];\n}\n"
+      : "=f"(value.x), "=f"(value.y), "=f"(value.z), "=f"(value.w)
+      : "r"(address), "r"(rank)
+      : "memory");
+  return value;
+}
+
+template <class Form>
+__global__ void __launch_bounds__(Form::kThreads)
+    dense_few_rows_kernel(const __grid_constant__ ProductArguments args) {
+  constexpr int kTokens = Form::kTokens;
+  extern __shared__ uint8_t shared_memory[];
+  const uint32_t begin = shared_address(shared_memory);
+  uint8_t* ring = shared_memory + (((begin + 1023) & ~1023U) - begin);
+  uint8_t* sums = ring + Form::kStages * Form::kStageBytes;
+  const uint32_t full = shared_address(sums) + Form::kSumBytes;
+  const uint32_t empty = full + Form::kStages * 8;
+  const uint32_t ring_address = shared_address(ring);
+  const int32_t warp = threadIdx.x >> 5;
+  const int32_t lane = threadIdx.x & 31;
+
+  const int32_t group = blockIdx.x % Form::kGroups;  // also the rank in the cluster
+  const int32_t item = blockIdx.x / Form::kGroups;
+  const int32_t strips = args.slots / kStripSlots;
+  const int32_t strip = item % strips;
+  const TokenBlock block = block_at(args, item / strips, kTokens);
+  const int32_t chunk_begin = args.chunks * group / Form::kGroups;
+  const int32_t chunk_end = args.chunks * (group + 1) / Form::kGroups;
+
+  if (threadIdx.x == 0) {
+    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
+      barrier_init(full + stage * 8, 1);
+      barrier_init(empty + stage * 8, 4);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+
+  if (warp == 4) {
+    if (lane == 0) {
+      const uint8_t* weights =
+          args.weights + block.expert * args.expert_bytes +
+          (static_cast<int64_t>(strip / 4) * args.chunks + chunk_begin) * fp8_chunk_bytes();
+      const uint32_t rows = (block.rows + 7) & ~7;
+      const uint8_t* x = args.x + (chunk_begin * args.x_rows + block.row) * kChunk;
+      const float* x_scale = args.x_scale + chunk_begin * args.x_rows + block.row;
+      RingPlace place;
+      for (int32_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
+        const uint32_t stage = ring_address + place.stage * Form::kStageBytes;
+        const uint32_t barrier = full + place.stage * 8;
+        barrier_wait(empty + place.stage * 8, place.parity ^ 1);
+        barrier_expect(barrier, kFp8Codes + kFp8Scales + rows * (kChunk + 4));
+        bulk_load(stage + Form::kCodesAt, weights + fp8_codes_at(strip % 4), kFp8Codes, barrier);
+        bulk_load(stage + Form::kTailAt, weights + fp8_scales_at(strip % 4), kFp8Scales, barrier);
+        bulk_load(stage, x, rows * kChunk, barrier);
+        bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
+        weights += fp8_chunk_bytes();
+        x += args.x_rows * kChunk;
+        x_scale += args.x_rows;
+        place.template advance<Form::kStages>();
+      }
+    }
+    __syncwarp();
+  } else {
+    float sum[kTokens / 2];
+#pragma unroll
+    for (int32_t i = 0; i < kTokens / 2; ++i) sum[i] = 0.0F;
+    RingPlace place;
+    for (int32_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
+      const uint8_t* stage = ring + place.stage * Form::kStageBytes;
+      barrier_wait(full + place.stage * 8, place.parity);
+      float partial[kTokens / 2];
+      const uint32_t address = ring_address + place.stage * Form::kStageBytes;
+      const uint64_t b = swizzled_descriptor(address);
+      const uint64_t a = swizzled_descriptor(address + Form::kCodesAt);
+      wgmma_fence();
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) {
+        Wgmma<kTokens, false>::run(partial, a + 2 * j, b + 2 * j, j > 0);
+      }
+      wgmma_commit();
+      const float2 weight = reinterpret_cast<const float2*>(stage + Form::kTailAt)[warp];
+      const auto* scales = reinterpret_cast<const float2*>(stage + Form::kScalesAt) + (lane & 3);
+      wgmma_wait<0>();
+#pragma unroll
+      for (int32_t j = 0; j < kTokens / 8; ++j) {
+        const float2 scale = scales[4 * j];
+        sum[4 * j] = fmaf(partial[4 * j], scale.x * weight.x, sum[4 * j]);
+        sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale.y * weight.x, sum[4 * j + 1]);
+        sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x * weight.y, sum[4 * j + 2]);
+        sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y * weight.y, sum[4 * j + 3]);
+      }
+      __syncwarp();
+      if (lane == 0) barrier_arrive(empty + place.stage * 8);
+      place.template advance<Form::kStages>();
+    }
+    if constexpr (Form::kGroups == 1) {
+      store_strip<Form::kResult, kTokens>(args, block, strip * kStripSlots, 0, {1.0F, 1.0F}, sum);
+      return;
+    }
+    // [token][slot pair]: slots g and g + 8 of a warp side by side, as outputs or pairs are.
+    auto* out = reinterpret_cast<float*>(sums) + warp * 16 + 2 * (lane >> 2);
+#pragma unroll
+    for (int32_t j = 0; j < kTokens / 8; ++j) {
+      const int32_t token = 8 * j + 2 * (lane & 3);
+      *reinterpret_cast<float2*>(out + token * kStripSlots) = {sum[4 * j], sum[4 * j + 2]};
+      *reinterpret_cast<float2*>(out + (token + 1) * kStripSlots) = {sum[4 * j + 1],
+                                                                     sum[4 * j + 3]};
+    }
+  }
+  if constexpr (Form::kGroups > 1) {
+    cluster_sync();
+    for (int32_t at = group * Form::kThreads + threadIdx.x; at < block.rows * (kStripSlots / 4);
+         at += Form::kGroups * Form::kThreads) {
+      float4 part[Form::kGroups];
+#pragma unroll
+      for (int32_t other = 0; other < Form::kGroups; ++other) {
+        part[other] = read_remote(shared_address(sums) + at * 16, other);
+      }
+      float4 total = {0.0F, 0.0F, 0.0F, 0.0F};
+#pragma unroll
+      for (int32_t other = 0; other < Form::kGroups; ++other) {
+        total.x += part[other].x;
+        total.y += part[other].y;
+        total.z += part[other].z;
+        total.w += part[other].w;
+      }
+      const int32_t token = at / (kStripSlots / 4);
+      store_quad<Form::kResult>(args, block.row + token,
+                                strip * kStripSlots + at % (kStripSlots / 4) * 4, total);
+    }
+    cluster_sync();  // nobody leaves while others read
+  }
+}
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,56 @@
+// One layer of experts on SM90: weights folded into tiles, and the launches that make
+// y = bf16(sum of the chosen experts ascending, then the shared one) (spec/model.md 5).
+//
+// Knows nothing of the model or of who routes. All memory is device memory and the caller's.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/expert_plan.h"
+#include "kernels/cuda/fold_weights.h"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+struct ExpertShape {
+  int32_t experts = 0;
+  int32_t top_k = 0;
+  int64_t hidden = 0;  // d, a multiple of 32
+  int64_t inner = 0;   // I, a multiple of 32
+  float swiglu_limit = 10.0F;
+
+  FoldShape gate_up() const { return {.rows = inner, .in = hidden, .paired = true}; }
+  FoldShape down() const { return {.rows = hidden, .in = inner, .paired = false}; }
+};
+
+// Tiles of a layer: experts in fp4, the shared one in fp8.
+struct ExpertTiles {
+  uint8_t* gate_up = nullptr;  // [experts] x folded_fp4_bytes
+  uint8_t* down = nullptr;
+  float* gate_up_scale = nullptr;  // [experts, slots]
+  float* down_scale = nullptr;
+  uint8_t* shared_gate_up = nullptr;  // folded_fp8_bytes
+  uint8_t* shared_down = nullptr;
+};
+
+// Bytes of a layer's tiles, and the places in one block of memory of that size.
+int64_t expert_tiles_bytes(const ExpertShape& shape);
+ExpertTiles place_expert_tiles(const ExpertShape& shape, uint8_t* memory);
+
+// Folds one expert (raw weights in device memory) into its place. *misfits as in fold_fp4.
+void fold_expert(Stream stream, const ExpertShape& shape, const RawWeight& w1, const RawWeight& w3,
+                 const RawWeight& w2, int32_t expert, const ExpertTiles& tiles, int32_t* misfits);
+void fold_shared_expert(Stream stream, const ExpertShape& shape, const RawWeight& w1,
+                        const RawWeight& w3, const RawWeight& w2, const ExpertTiles& tiles);
+
+// Working memory for up to `rows` rows.
+int64_t expert_workspace_bytes(const ExpertShape& shape, int64_t rows);
+
+// experts ascending in each row [R, top_k]. y may be x. No allocation, no host synchronisation:
+// the launches can be captured in a graph.
+void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
+                 Rows<const Bf16> x, const int32_t* experts, const float* weights,
+                 uint8_t* workspace, Rows<Bf16> y);
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,50 @@
+// Which rows go to which expert, and the rows on their way there and back.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/grouped_product.h"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+// Working memory of a plan, in device memory. An expert's rows are neighbours and begin at a
+// multiple of 8 (the swizzle's period); what lies between two experts is never written.
+struct ExpertPlan {
+  int32_t* place = nullptr;      // [rows * top_k] where each choice went
+  float* row_weight = nullptr;   // [places]
+  int32_t* begin = nullptr;      // [experts] first place
+  int32_t* count = nullptr;      // [experts]
+  TokenBlock* blocks = nullptr;  // [blocks_max]
+  int32_t* block_count = nullptr;
+};
+
+// Places that `choices` rows of `experts` experts may take, gaps included.
+constexpr int64_t plan_places(int64_t choices, int64_t experts) {
+  return (choices + 7) / 8 * 8 + 8 * (experts + 1);
+}
+// Blocks of at most `tokens` rows.
+constexpr int64_t plan_blocks(int64_t choices, int64_t experts, int64_t tokens) {
+  return choices / tokens + (choices < experts ? choices : experts);
+}
+
+// experts, weights: [rows, top_k] in device memory, rows * top_k = choices. Experts outside
+// [0, expert_count) are left out (another rank's); their place is -1.
+void plan_experts(Stream stream, const int32_t* experts, const float* weights, int64_t choices,
+                  int32_t expert_count, int32_t block_tokens, const ExpertPlan& plan);
+
+// Q8 tiles of x [rows, columns], each row to the places of its top_k choices.
+void quantise_choices(Stream stream, Rows<const Bf16> x, const int32_t* place, int32_t top_k,
+                      int64_t places, uint8_t* x8, float* x_scale);
+// Q8 tiles of rows that are in their places already (`choices` of them).
+void quantise_places(Stream stream, Rows<const Bf16> x, const int32_t* place, int64_t choices,
+                     int64_t places, uint8_t* x8, float* x_scale);
+// Q8 tiles of all rows of x, in order. `places` >= x.rows, a multiple of 8.
+void quantise_rows(Stream stream, Rows<const Bf16> x, int64_t places, uint8_t* x8, float* x_scale);
+
+// y[r] = bf16(sum of f32(expert_rows[place]) in the order of the choices, then f32(shared[r])).
+void combine_experts(Stream stream, Rows<const Bf16> expert_rows, const int32_t* place,
+                     int32_t top_k, Rows<const Bf16> shared, Rows<Bf16> y);
+
+}  // namespace galley::kernels::cuda

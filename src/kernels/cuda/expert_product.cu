@@ -1,0 +1,54 @@
+// The forms of the fp4 product, and which of them a number of rows gets.
+#include "kernels/cuda/grouped_narrow.cuh"
+#include "kernels/cuda/grouped_product.cuh"
+#include "kernels/cuda/launch_product.cuh"
+
+namespace galley::kernels::cuda {
+namespace {
+
+template <ResultForm kResult>
+void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
+  using Narrow = NarrowForm<8, 40, kResult>;
+  if (block_tokens <= 8 && args.chunks <= Narrow::kChunksMax) {
+    using Form = Narrow;
+    const auto kernel = grouped_narrow_kernel<Form>;
+    static const LaunchLimits limits =
+        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
+    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
+  } else if (block_tokens <= 64) {
+    using Form = ProductForm<true, 4, 64, 1, kResult, false>;
+    const auto kernel = grouped_product_kernel<Form>;
+    static const LaunchLimits limits =
+        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
+    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, Form::kCluster,
+                  args);
+  } else {
+    using Form = ProductForm<true, 2, 160, 1, kResult, true>;
+    const auto kernel = grouped_product_kernel<Form>;
+    static const LaunchLimits limits =
+        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
+    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, Form::kCluster,
+                  args);
+  }
+}
+
+}  // namespace
+
+int32_t expert_block_tokens(int64_t choices, int32_t experts) {
+  if (choices <= 8) return 8;
+  return choices <= static_cast<int64_t>(experts) * 48 ? 64 : 160;
+}
+
+void expert_product(Stream stream, ResultForm form, int32_t block_tokens,
+                    const ProductArguments& args) {
+  switch (form) {
+    case ResultForm::kF32:
+      return launch<ResultForm::kF32>(stream, block_tokens, args);
+    case ResultForm::kBf16:
+      return launch<ResultForm::kBf16>(stream, block_tokens, args);
+    case ResultForm::kSwiGlu:
+      return launch<ResultForm::kSwiGlu>(stream, block_tokens, args);
+  }
+}
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,580 @@
+// The kernel behind grouped_product.h.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/grouped_product.h"
+#include "kernels/cuda/sm90.cuh"
+#include "kernels/cuda/weight_tiles.h"
+#include "kernels/cuda/wgmma_e4m3.cuh"
+
+namespace galley::kernels::cuda {
+
+// One compiled form: `kStrips` warpgroups of 64 slots each, one warp that copies, tokens in
+// tiles of at most kTokens, and clusters of kCluster blocks that share the tokens' copies.
+template <bool kIsFp4, int kStripsIn, int kTokensIn, int kClusterIn, ResultForm kResultIn,
+          bool kAheadIn, bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 1)>
+struct ProductForm {
+  static constexpr bool kFp4 = kIsFp4;
+  static constexpr int kStrips = kStripsIn;
+  static constexpr int kTokens = kTokensIn;
+  static constexpr int kCluster = kClusterIn;
+  static constexpr ResultForm kResult = kResultIn;
+  // Two halves of the tokens follow each other: one multiplies while the other is promoted.
+  static constexpr bool kAhead = kAheadIn;
+
+  static constexpr bool kGrouped = kGroupedIn;  // the sum has args.groups parts
+
+  static constexpr int kLead = kLeadIn;
+  static constexpr int kThreads = kStrips * 128 + 128;  // the last warpgroup copies
+  static constexpr int kConsumerRegisters = kStrips == 4 ? 112 : 232;
+  static constexpr int kProducerRegisters = kStrips == 4 ? 32 : 40;
+  static constexpr int kStripBytes = kFp4 ? kFp4Codes + kFp4Shifts : kFp8Codes + kFp8Scales;
+  static constexpr int kCodesAt = kTokens * kChunk;
+  static constexpr int kScalesAt = kCodesAt + kStrips * kStripBytes;
+  static constexpr int kStageBytes = (kScalesAt + kTokens * 4 + 1023) / 1024 * 1024;
+  static constexpr int kRoom = 227 * 1024 - 2048;
+  static constexpr int kStages = kRoom / kStageBytes < 12 ? kRoom / kStageBytes : 12;
+  static constexpr int kSharedBytes = kStages * kStageBytes + 2048;
+};
+
+__device__ __forceinline__ TokenBlock block_at(const ProductArguments& args, int32_t index,
+                                               int32_t tokens) {
+  if (args.blocks != nullptr) {
+    const int4 raw = __ldg(reinterpret_cast<const int4*>(args.blocks) + index);
+    return {raw.x, raw.y, raw.z, raw.w};
+  }
+  return {0, index * tokens, min(tokens, args.rows - index * tokens), 0};
+}
+
+__device__ __forceinline__ int32_t block_total(const ProductArguments& args, int32_t tokens) {
+  return args.blocks != nullptr ? __ldg(args.block_count) : (args.rows + tokens - 1) / tokens;
+}
+
+struct RingPlace {
+  int32_t stage = 0;
+  uint32_t parity = 0;
+
+  template <int kStages>
+  __device__ __forceinline__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Registers of four wgmmas: [K of 32][register].
+using OperandA = uint32_t[4][4];
+
+// Bytes of `low` and `high` chosen by four nibbles (below 8) of the selector's lower half. In
+// words of its own, so that the compiler keeps one mask for both halves of a word.
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
+  uint32_t result;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
+  return result;
+}
+
+__device__ __forceinline__ uint2 load_table(uint32_t address) {
+  uint2 value;
+  // Not volatile: the table never changes, so the compiler may place the load as it likes.
+  asm("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(value.x), "=r"(value.y) : "r"(address));
+  return value;
+}
+
+// One chunk of a strip: 64 codes of each thread become wgmma's A registers. ALU operations are what
+// counts here (two cycles each and warp): 6 for 8 codes and 3 for 2 tables of 4 rows x 32.
+__device__ __forceinline__ void unpack_fp4(const uint8_t* codes, uint32_t table, OperandA& a) {
+  const int32_t thread = threadIdx.x & 127;
+  const uint4 first = *reinterpret_cast<const uint4*>(codes + thread * 16);
+  const uint4 second = *reinterpret_cast<const uint4*>(codes + 2048 + thread * 16);
+  const uint32_t shift = *reinterpret_cast<const uint32_t*>(codes + kFp4Codes + (thread >> 2) * 4);
+  const uint32_t words[8] = {first.x,  first.y,  first.z,  first.w,
+                             second.x, second.y, second.z, second.w};
+  // Nibble i of the shifts, times 8, as byte i / 2 of even or odd.
+  const uint32_t even = (shift << 3) & 0x78787878;
+  const uint32_t odd = (shift >> 1) & 0x78787878;
+#pragma unroll
+  for (int32_t j = 0; j < 4; ++j) {
+#pragma unroll
+    for (int32_t upper = 0; upper < 2; ++upper) {
+      const int32_t byte = 2 * upper + j / 2;
+      // The table is 256-byte aligned: its address with this byte as the last one.
+      const uint2 bytes = load_table(permute_bytes(j % 2 == 0 ? even : odd, table, 0x7650 | byte));
+      const uint32_t word = words[2 * j + upper];
+      const uint32_t magnitude = word & 0x77777777;
+      a[j][upper] = permute_bytes(bytes.x, bytes.y, magnitude) | ((word << 4) & 0x80808080);
+      a[j][2 + upper] = permute_bytes(bytes.x, bytes.y, magnitude >> 16) | (word & 0x80808080);
+    }
+  }
+}
+
+// 16 tables of 8 bytes: E2M1 magnitudes times 2^shift. An aligned LDS.64 each, no bank twice.
+__device__ __forceinline__ void fill_shift_table(uint8_t* table) {
+  if (threadIdx.x >= 128) return;
+  const int32_t nibble = threadIdx.x / 8;
+  table[threadIdx.x] =
+      nibble == kZeroBlock
+          ? 0
+          : static_cast<uint8_t>(folded_magnitude(threadIdx.x % 8, nibble - kShiftBias));
+}
+
+template <class Form>
+struct ConsumerView {
+  const uint8_t* ring;
+  uint32_t table;  // shared address, 256-byte aligned
+  uint32_t ring_address;
+  uint32_t full;  // barriers, 8 bytes each
+  uint32_t empty;
+  int32_t strip;       // of this warpgroup
+  int32_t turn_chunk;  // when the next warpgroup may begin its tile; -1: it never waits
+
+  __device__ __forceinline__ void wait_full(const RingPlace& place) const {
+    barrier_wait(full + place.stage * 8, place.parity);
+  }
+  __device__ __forceinline__ void release(const RingPlace& place) const {
+    const uint32_t lane = threadIdx.x & 31;
+    __syncwarp();
+    if constexpr (Form::kCluster > 1) {
+      if (lane < Form::kCluster) barrier_arrive_remote(empty + place.stage * 8, lane);
+    } else {
+      if (lane == 0) barrier_arrive(empty + place.stage * 8);
+    }
+  }
+  // Warpgroups that wait for the same copies run in step: all unpack, then all multiply. So each
+  // begins a tile when the one before it is kLead chunks ahead, and stays behind it; their
+  // results are then stored at different times too. Only where nobody can lap: a tile has more
+  // chunks than the ring.
+  __device__ __forceinline__ bool staggers(const ProductArguments& args) const {
+    return args.chunks > Form::kStages;
+  }
+  __device__ __forceinline__ void wait_turn(const ProductArguments& args) const {
+    if (strip > 0 && staggers(args)) named_sync(strip, 256);
+  }
+  // A predicate, not a branch: a branch here would cost registers around products in flight.
+  __device__ __forceinline__ void pass_turn(int32_t chunk) const {
+    asm volatile(
+        "{\n.reg .pred mine;\n"
+        "setp.eq.s32 mine, %0, %1;\n"
+        "@mine bar.arrive %2, 256;\n}\n" ::"r"(chunk),
+        "r"(turn_chunk), "r"(strip + 1)
+        : "memory");
+  }
+  __device__ __forceinline__ void unpack(const RingPlace& place, OperandA& a) const {
+    const uint8_t* stage = ring + place.stage * Form::kStageBytes;
+    const uint8_t* codes = stage + Form::kCodesAt + strip * Form::kStripBytes;
+    unpack_fp4(codes, table, a);
+  }
+  template <int kTokens>
+  __device__ __forceinline__ void multiply(const RingPlace& place, const OperandA& a, int32_t first,
+                                           float (&partial)[kTokens / 2]) const {
+    const uint32_t stage = ring_address + place.stage * Form::kStageBytes;
+    const uint64_t b = swizzled_descriptor(stage + first * kChunk);
+    wgmma_fence();
+    if constexpr (Form::kFp4) {
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) {
+        Wgmma<kTokens, true>::run(partial, a[j], b + 2 * j, j > 0);
+      }
+    } else {
+      const uint64_t codes = swizzled_descriptor(stage + Form::kCodesAt + strip * kFp8Codes);
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) {
+        Wgmma<kTokens, false>::run(partial, codes + 2 * j, b + 2 * j, j > 0);
+      }
+    }
+    wgmma_commit();
+  }
+  // Tokens first.. of the tile: sum += partial * scale of the token (and of the weights' chunk):
+  // the one order of the sum.
+  template <int kTokens>
+  __device__ __forceinline__ void promote(const RingPlace& place, int32_t first,
+                                          float (&partial)[kTokens / 2],
+                                          float (&sum)[kTokens / 2]) const {
+    const uint8_t* stage = ring + place.stage * Form::kStageBytes;
+    const auto* scales =
+        reinterpret_cast<const float2*>(stage + Form::kScalesAt) + first / 2 + (threadIdx.x & 3);
+    float2 weight = {1.0F, 1.0F};
+    if constexpr (!Form::kFp4) {
+      weight = reinterpret_cast<const float2*>(stage + Form::kCodesAt + 2 * kFp8Codes +
+                                               strip * kFp8Scales)[(threadIdx.x & 127) >> 5];
+    }
+#pragma unroll
+    for (int32_t j = 0; j < kTokens / 8; ++j) {
+      const float2 scale = scales[4 * j];
+      if constexpr (Form::kFp4) {
+        sum[4 * j] = fmaf(partial[4 * j], scale.x, sum[4 * j]);
+        sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale.y, sum[4 * j + 1]);
+        sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x, sum[4 * j + 2]);
+        sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y, sum[4 * j + 3]);
+      } else {
+        sum[4 * j] = fmaf(partial[4 * j], scale.x * weight.x, sum[4 * j]);
+        sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale.y * weight.x, sum[4 * j + 1]);
+        sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x * weight.y, sum[4 * j + 2]);
+        sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y * weight.y, sum[4 * j + 3]);
+      }
+    }
+  }
+};
+
+// bf16(row weight * swiglu) of two f32 sums; both products round to bf16 first, as the
+// specification has it (5).
+__device__ __forceinline__ float swiglu_of(float gate, float up, float limit, float weight) {
+  const float a = fminf(__bfloat162float(__float2bfloat16(gate)), limit);
+  const float b = fminf(fmaxf(__bfloat162float(__float2bfloat16(up)), -limit), limit);
+  return weight * (__fdividef(a, 1.0F + __expf(-a)) * b);
+}
+
+// Four neighbouring outputs of a row, or two channels of gate and up.
+template <ResultForm kResult>
+__device__ __forceinline__ void store_quad(const ProductArguments& args, int64_t row,
+                                           int32_t output, float4 value) {
+  if constexpr (kResult == ResultForm::kSwiGlu) {
+    const int32_t channel = output / 2;
+    if (channel >= args.outputs) return;
+    const float weight = args.row_weight == nullptr ? 1.0F : args.row_weight[row];
+    *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(args.y) + row * args.y_stride +
+                                       channel) =
+        __floats2bfloat162_rn(swiglu_of(value.x, value.y, args.limit, weight),
+                              swiglu_of(value.z, value.w, args.limit, weight));
+  } else if (output < args.outputs) {
+    if constexpr (kResult == ResultForm::kF32) {
+      *reinterpret_cast<float4*>(static_cast<float*>(args.y) + row * args.y_stride + output) =
+          value;
+    } else {
+      auto* y = reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(args.y) +
+                                                  row * args.y_stride + output);
+      y[0] = __floats2bfloat162_rn(value.x, value.y);
+      y[1] = __floats2bfloat162_rn(value.z, value.w);
+    }
+  }
+}
+
+// Writes one warpgroup's strip: `sum` is its 64 slots x tokens first..first + kTokens.
+template <ResultForm kResult, int kTokens>
+__device__ __forceinline__ void store_strip(const ProductArguments& args, const TokenBlock& block,
+                                            int32_t strip_slot, int32_t first, float2 row_scale,
+                                            float (&sum)[kTokens / 2]) {
+  const int32_t lane = threadIdx.x & 31;
+  const int32_t g = lane >> 2;
+  const int32_t t = lane & 3;
+  const int32_t warp_slot = strip_slot + ((threadIdx.x & 127) >> 5) * 16;
+#pragma unroll
+  for (int32_t j = 0; j < kTokens / 8; ++j) {
+    const int32_t token = first + 8 * j + 2 * t;
+    float low[2] = {sum[4 * j] * row_scale.x, sum[4 * j + 1] * row_scale.x};
+    float high[2] = {sum[4 * j + 2] * row_scale.y, sum[4 * j + 3] * row_scale.y};
+    if constexpr (kResult == ResultForm::kSwiGlu) {
+      const int32_t channel = warp_slot / 2 + g;
+      float value[2];
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        const float weight = args.row_weight == nullptr ? 1.0F
+                             : token + i < block.rows   ? args.row_weight[block.row + token + i]
+                                                        : 0.0F;
+        value[i] = swiglu_of(low[i], high[i], args.limit, weight);
+      }
+      // Neighbours exchange, so that each lane has two channels of one token.
+      const bool odd = (g & 1) != 0;
+      const float other = __shfl_xor_sync(0xffffffffU, odd ? value[0] : value[1], 4);
+      const __nv_bfloat162 pair =
+          odd ? __floats2bfloat162_rn(other, value[1]) : __floats2bfloat162_rn(value[0], other);
+      const int32_t mine = token + (odd ? 1 : 0);
+      if (mine < block.rows && (channel & ~1) < args.outputs) {
+        auto* y = static_cast<__nv_bfloat16*>(args.y) +
+                  static_cast<int64_t>(block.row + mine) * args.y_stride + (channel & ~1);
+        *reinterpret_cast<__nv_bfloat162*>(y) = pair;
+      }
+    } else {
+      const int32_t output = warp_slot + 2 * g;
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        if (token + i >= block.rows || output >= args.outputs) continue;
+        const int64_t at = static_cast<int64_t>(block.row + token + i) * args.y_stride + output;
+        if constexpr (kResult == ResultForm::kF32) {
+          *reinterpret_cast<float2*>(static_cast<float*>(args.y) + at) = {low[i], high[i]};
+        } else {
+          *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(args.y) + at) =
+              __floats2bfloat162_rn(low[i], high[i]);
+        }
+      }
+    }
+  }
+}
+
+// The loop of few tokens: several warpgroups hide each other's latencies, and registers are few.
+template <class Form, int kTokens>
+__device__ __forceinline__ void consume_tile(const ProductArguments& args,
+                                             const ConsumerView<Form>& view, RingPlace& place,
+                                             const TokenBlock& block, int32_t strip_slot,
+                                             float2 row_scale) {
+  constexpr int kParts = kTokens > 64 ? 2 : 1;
+  constexpr int kPart = kTokens / kParts;
+  float sum[kParts][kPart / 2];
+#pragma unroll
+  for (int32_t i = 0; i < kTokens / 2; ++i) sum[i / (kPart / 2)][i % (kPart / 2)] = 0.0F;
+  view.wait_turn(args);
+  for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+    OperandA a;
+    view.wait_full(place);
+    if constexpr (Form::kFp4) view.unpack(place, a);
+#pragma unroll
+    for (int32_t part = 0; part < kParts; ++part) {
+      float partial[kPart / 2];
+      view.template multiply<kPart>(place, a, part * kPart, partial);
+      if (part == 0) view.pass_turn(chunk);
+      wgmma_wait<0>();
+      view.template promote<kPart>(place, part * kPart, partial, sum[part]);
+    }
+    view.release(place);
+    place.template advance<Form::kStages>();
+  }
+#pragma unroll
+  for (int32_t part = 0; part < kParts; ++part) {
+    store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale, sum[part]);
+  }
+}
+
+// The loop of many tokens: halves of the tokens take turns on the tensor cores, and the next
+// chunk's weights are unpacked meanwhile, so that they always have work of this very warpgroup.
+template <class Form, int kTokens>
+__device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
+                                                   const ConsumerView<Form>& view, RingPlace& place,
+                                                   const TokenBlock& block, int32_t strip_slot,
+                                                   float2 row_scale) {
+  constexpr int kPart = kTokens / 2;
+  float partial[2][kPart / 2];
+  float sum[2][kPart / 2];
+  float total[2][Form::kGrouped ? kPart / 2 : 1];
+#pragma unroll
+  for (int32_t i = 0; i < kPart / 2; ++i) {
+    sum[0][i] = 0.0F;
+    sum[1][i] = 0.0F;
+    if constexpr (Form::kGrouped) {
+      total[0][i] = 0.0F;
+      total[1][i] = 0.0F;
+    }
+  }
+  int32_t chunk = 0;
+  int32_t group = 1;
+  const auto end_of_chunk = [&] {
+    ++chunk;
+    if constexpr (Form::kGrouped) {
+      if (chunk < args.chunks * group / args.groups) return;
+      ++group;
+#pragma unroll
+      for (int32_t i = 0; i < kPart / 2; ++i) {
+        total[0][i] += sum[0][i];
+        total[1][i] += sum[1][i];
+        sum[0][i] = 0.0F;
+        sum[1][i] = 0.0F;
+      }
+    }
+  };
+  // The compiler only follows products in flight inside straight code, so an iteration takes two
+  // chunks and ends with none in flight.
+  OperandA a[2];
+  view.wait_turn(args);
+  view.wait_full(place);
+  if constexpr (Form::kFp4) view.unpack(place, a[0]);
+  while (chunk + 2 <= args.chunks) {
+    RingPlace next = place;
+    next.template advance<Form::kStages>();
+    view.template multiply<kPart>(place, a[0], 0, partial[0]);
+    view.template multiply<kPart>(place, a[0], kPart, partial[1]);
+    view.wait_full(next);
+    if constexpr (Form::kFp4) view.unpack(next, a[1]);
+    wgmma_wait<1>();
+    view.pass_turn(chunk);
+    view.template promote<kPart>(place, 0, partial[0], sum[0]);
+    view.template multiply<kPart>(next, a[1], 0, partial[0]);
+    wgmma_wait<1>();
+    view.template promote<kPart>(place, kPart, partial[1], sum[1]);
+    view.release(place);
+    end_of_chunk();
+    view.template multiply<kPart>(next, a[1], kPart, partial[1]);
+    place = next;
+    place.template advance<Form::kStages>();
+    if (chunk + 1 < args.chunks) {
+      view.wait_full(place);
+      if constexpr (Form::kFp4) view.unpack(place, a[0]);
+    }
+    wgmma_wait<1>();
+    view.template promote<kPart>(next, 0, partial[0], sum[0]);
+    wgmma_wait<0>();
+    view.template promote<kPart>(next, kPart, partial[1], sum[1]);
+    view.release(next);
+    end_of_chunk();
+  }
+  if (chunk < args.chunks) {
+    view.template multiply<kPart>(place, a[0], 0, partial[0]);
+    view.template multiply<kPart>(place, a[0], kPart, partial[1]);
+    wgmma_wait<1>();
+    view.template promote<kPart>(place, 0, partial[0], sum[0]);
+    wgmma_wait<0>();
+    view.template promote<kPart>(place, kPart, partial[1], sum[1]);
+    view.release(place);
+    place.template advance<Form::kStages>();
+    end_of_chunk();
+  }
+#pragma unroll
+  for (int32_t part = 0; part < 2; ++part) {
+    if constexpr (Form::kGrouped) {
+      store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale,
+                                        total[part]);
+    } else {
+      store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale,
+                                        sum[part]);
+    }
+  }
+}
+
+// The threads that copy: one issues the weights, another one the activations.
+template <class Form>
+__device__ __forceinline__ void produce(const ProductArguments& args, bool copies_weights,
+                                        uint32_t ring, uint32_t full, uint32_t empty, int32_t tiles,
+                                        int32_t blocks) {
+  const uint32_t rank = Form::kCluster > 1 ? cluster_rank() : 0;
+  const int32_t group_tiles = tiles / Form::kCluster;
+  constexpr int32_t kCopied = Form::kStrips * Form::kStripBytes;
+  RingPlace place;
+  for (int32_t item = blockIdx.x / Form::kCluster; item < group_tiles * blocks;
+       item += gridDim.x / Form::kCluster) {
+    const TokenBlock block = block_at(args, item / group_tiles, Form::kTokens);
+    const int32_t strip = ((item % group_tiles) * Form::kCluster + rank) * Form::kStrips;
+    const uint8_t* weights =
+        args.weights + block.expert * args.expert_bytes +
+        (static_cast<int64_t>(strip / 4) * args.chunks * 4 + strip % 4) * Form::kStripBytes;
+    const uint32_t rows = (block.rows + 7) & ~7;
+    uint32_t first = 0;
+    uint32_t count = rows;
+    if constexpr (Form::kCluster > 1) {
+      const uint32_t share = (rows / 8 + Form::kCluster - 1) / Form::kCluster * 8;
+      first = min(rank * share, rows);
+      count = min(share, rows - first);
+    }
+    const uint8_t* x = args.x + static_cast<int64_t>(block.row + first) * kChunk;
+    const float* x_scale = args.x_scale + block.row + first;
+    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+      const uint32_t stage = ring + place.stage * Form::kStageBytes;
+      const uint32_t barrier = full + place.stage * 8;
+      barrier_wait(empty + place.stage * 8, place.parity ^ 1);
+      if (copies_weights) {
+        barrier_expect(barrier, kCopied);
+        bulk_load(stage + Form::kCodesAt, weights, kCopied, barrier);
+        weights += 4 * Form::kStripBytes;
+      } else {
+        barrier_expect(barrier, rows * (kChunk + 4));
+        if constexpr (Form::kCluster > 1) {
+          constexpr uint16_t kAll = (1 << Form::kCluster) - 1;
+          if (count > 0) {
+            bulk_load_multicast(stage + first * kChunk, x, count * kChunk, barrier, kAll);
+            bulk_load_multicast(stage + Form::kScalesAt + first * 4, x_scale, count * 4, barrier,
+                                kAll);
+          }
+        } else {
+          bulk_load(stage, x, rows * kChunk, barrier);
+          bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
+        }
+        x += args.x_rows * kChunk;
+        x_scale += args.x_rows;
+      }
+      place.template advance<Form::kStages>();
+    }
+  }
+}
+
+// The smallest compiled tile that holds the block's rows.
+template <class Form, int kTokens, int... kMore>
+__device__ __forceinline__ void consume_fitting(const ProductArguments& args,
+                                                const ConsumerView<Form>& view, RingPlace& place,
+                                                const TokenBlock& block, int32_t strip_slot,
+                                                float2 row_scale) {
+  if (sizeof...(kMore) == 0 || block.rows <= kTokens) {
+    if constexpr (Form::kAhead) {
+      consume_tile_ahead<Form, kTokens>(args, view, place, block, strip_slot, row_scale);
+    } else {
+      consume_tile<Form, kTokens>(args, view, place, block, strip_slot, row_scale);
+    }
+  } else if constexpr (sizeof...(kMore) > 0) {
+    consume_fitting<Form, kMore...>(args, view, place, block, strip_slot, row_scale);
+  }
+}
+
+template <class Form>
+__global__ void __launch_bounds__(Form::kThreads, 1)
+    grouped_product_kernel(const __grid_constant__ ProductArguments args) {
+  extern __shared__ uint8_t shared_memory[];
+  const uint32_t begin = shared_address(shared_memory);
+  uint8_t* ring = shared_memory + (((begin + 1023) & ~1023U) - begin);
+  uint8_t* table = ring + Form::kStages * Form::kStageBytes;
+  const uint32_t full = shared_address(table) + 128;
+  const uint32_t empty = full + Form::kStages * 8;
+  const int32_t warp = threadIdx.x >> 5;
+  const int32_t lane = threadIdx.x & 31;
+
+  fill_shift_table(table);
+  if (threadIdx.x == 0) {
+    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
+      barrier_init(full + stage * 8, 2);  // weights and activations
+      barrier_init(empty + stage * 8, Form::kStrips * 4 * Form::kCluster);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if constexpr (Form::kCluster > 1) cluster_sync();
+
+  const int32_t tiles = args.slots / (kStripSlots * Form::kStrips);
+  const int32_t blocks = block_total(args, Form::kTokens);
+  if (warp >= Form::kStrips * 4) {
+    registers_give<Form::kProducerRegisters>();
+    if (warp < Form::kStrips * 4 + 2 && lane == 0) {
+      produce<Form>(args, warp == Form::kStrips * 4, shared_address(ring), full, empty, tiles,
+                    blocks);
+    }
+    __syncwarp();
+  } else {
+    registers_take<Form::kConsumerRegisters>();
+    const ConsumerView<Form> view{
+        ring,
+        shared_address(table),
+        shared_address(ring),
+        full,
+        empty,
+        warp / 4,
+        warp / 4 + 1 < Form::kStrips && args.chunks > Form::kStages ? Form::kLead : -1};
+    const uint32_t rank = Form::kCluster > 1 ? cluster_rank() : 0;
+    const int32_t group_tiles = tiles / Form::kCluster;
+    RingPlace place;
+    for (int32_t item = blockIdx.x / Form::kCluster; item < group_tiles * blocks;
+         item += gridDim.x / Form::kCluster) {
+      const TokenBlock block = block_at(args, item / group_tiles, Form::kTokens);
+      const int32_t tile = (item % group_tiles) * Form::kCluster + rank;
+      const int32_t strip_slot = (tile * Form::kStrips + view.strip) * kStripSlots;
+      float2 row_scale = {1.0F, 1.0F};
+      if constexpr (Form::kFp4) {
+        const float* scales = args.row_scale + static_cast<int64_t>(block.expert) * args.slots +
+                              strip_slot + (warp % 4) * 16 + (lane >> 2);
+        row_scale = {__ldg(scales), __ldg(scales + 8)};
+      }
+      if constexpr (Form::kTokens == 96) {
+        consume_fitting<Form, 8, 16, 32, 64, 80, 96>(args, view, place, block, strip_slot,
+                                                     row_scale);
+      } else if constexpr (Form::kTokens == 64) {
+        consume_fitting<Form, 8, 16, 32, 64>(args, view, place, block, strip_slot, row_scale);
+      } else if constexpr (Form::kTokens == 128) {
+        consume_fitting<Form, 32, 64, 96, 128>(args, view, place, block, strip_slot, row_scale);
+      } else if constexpr (Form::kTokens == 160) {
+        consume_fitting<Form, 32, 64, 96, 128, 160>(args, view, place, block, strip_slot,
+                                                    row_scale);
+      } else {
+        consume_fitting<Form, 64, 128, 192>(args, view, place, block, strip_slot, row_scale);
+      }
+    }
+  }
+  if constexpr (Form::kCluster > 1) cluster_sync();
+}
+
+}  // namespace galley::kernels::cuda

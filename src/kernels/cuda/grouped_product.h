@@ -1,0 +1,56 @@
+// Products of fp8 activations with fp4 or fp8 weights, many experts in one launch.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device.h"
+
+namespace galley::kernels::cuda {
+
+enum class ResultForm : uint8_t {
+  kF32,     // f32 rows
+  kBf16,    // bf16 rows
+  kSwiGlu,  // weights are paired slots; bf16(row weight * swiglu(gate, up))
+};
+
+// Rows [row, row + rows) of x, all of one expert; row is a multiple of 8.
+struct TokenBlock {
+  int32_t expert;
+  int32_t row;
+  int32_t rows;
+  int32_t spare;
+};
+
+struct ProductArguments {
+  const uint8_t* weights;  // tiles of expert 0 (weight_tiles.h)
+  int64_t expert_bytes;    // from one expert's tiles to the next
+  const float* row_scale;  // fp4: [experts, slots], in slot order
+  const uint8_t* x;        // [chunks][x_rows][128] E4M3, pieces swizzled by row mod 8
+  const float* x_scale;    // [chunks][x_rows]
+  int64_t x_rows;
+  const TokenBlock* blocks;  // or null: rows 0..`rows` of expert 0
+  const int32_t* block_count;
+  int32_t rows;
+  int32_t chunks;
+  int32_t groups;   // the sum's parts, each summed from zero, then added in order
+  int32_t slots;    // multiple of 256
+  int32_t outputs;  // columns of y
+  void* y;
+  int64_t y_stride;
+  const float* row_weight;  // kSwiGlu: a factor for each row
+  float limit;
+};
+
+// fp4 weights of many experts. Every form sums in the same order, so the choice changes no bit:
+// blocks of at most `block_tokens` rows, a value that expert_block_tokens returned.
+void expert_product(Stream stream, ResultForm form, int32_t block_tokens,
+                    const ProductArguments& args);
+// Rows of a block for so many choices of so many experts.
+int32_t expert_block_tokens(int64_t choices, int32_t experts);
+
+// fp8 weights of one matrix, args.rows rows in order; sets args.groups itself.
+void dense_product(Stream stream, ResultForm form, ProductArguments args);
+// Parts of a dense sum: fixed by the matrix, so that few and many rows agree.
+int32_t dense_sum_groups(int64_t slots, int64_t chunks);
+
+}  // namespace galley::kernels::cuda
