@@ -271,9 +271,9 @@ __device__ __forceinline__ void store_strip(const ProductArguments& args, const 
       float value[2];
 #pragma unroll
       for (int32_t i = 0; i < 2; ++i) {
-        const float weight = args.row_weight == nullptr ? 1.0F
-                             : token + i < block.rows   ? args.row_weight[block.row + token + i]
-                                                        : 0.0F;
+        // The last row's weight for what is behind it: a load without a branch.
+        const int32_t row = block.row + min(token + i, block.rows - 1);
+        const float weight = args.row_weight == nullptr ? 1.0F : __ldg(args.row_weight + row);
         value[i] = swiglu_of(low[i], high[i], args.limit, weight);
       }
       // Neighbours exchange, so that each lane has two channels of one token.
