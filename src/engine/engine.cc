@@ -203,7 +203,7 @@ bool Engine::step() {
 }
 
 void Engine::note_step(const StepOutcome& outcome, std::chrono::nanoseconds time) {
-  pace_.note(outcome.prefill_rows, outcome.decode_rows,
+  pace_.note(outcome.prefill_cost, outcome.decode_rows,
              std::chrono::duration<double>(time).count());
   generator_.set_prefill_rows_beside_decode(pace_.rows_beside_decode());
   add(counts_.steps, int64_t{1});

@@ -3,19 +3,20 @@
 #include "base/check.h"
 
 namespace galley::engine {
-namespace {
-
-StepOutcome count_rows(const StepPlan& plan) {
+StepOutcome Generator::count_rows(const StepPlan& plan) const {
   StepOutcome outcome;
   for (const PlannedSequence& planned : plan.sequences) {
-    const auto rows = static_cast<int32_t>(planned.rows.tokens.size());
-    const bool decodes = planned.rows.kind == model::RowKind::kDecode;
-    (decodes ? outcome.decode_rows : outcome.prefill_rows) += rows;
+    const model::SequencePlan& rows = planned.rows;
+    const auto count = static_cast<int32_t>(rows.tokens.size());
+    if (rows.kind == model::RowKind::kDecode) {
+      outcome.decode_rows += count;
+      continue;
+    }
+    outcome.prefill_rows += count;
+    outcome.prefill_cost += cost_.of(rows.first_position, rows.end_position(), rows.tail_begin);
   }
   return outcome;
 }
-
-}  // namespace
 
 Result<StepOutcome> Generator::step(TimePoint now) {
   const StepPlan plan = scheduler_.plan(now);

@@ -21,6 +21,7 @@ namespace galley::engine {
 struct StepOutcome {
   std::span<const TokenEvent> events;
   int32_t prefill_rows = 0;  // replay included
+  double prefill_cost = 0;   // of these (row_cost.h)
   int32_t decode_rows = 0;
 
   bool computed() const { return prefill_rows + decode_rows > 0; }
@@ -30,7 +31,7 @@ class Generator {
  public:
   // The executor outlives the generator.
   Generator(Executor& executor, const GeneratorOptions& options)
-      : executor_(&executor), scheduler_(options) {}
+      : executor_(&executor), scheduler_(options), cost_(options) {}
   ~Generator() { land(); }  // plans in flight borrow what the scheduler has
   Generator(const Generator&) = delete;
   Generator& operator=(const Generator&) = delete;
@@ -54,7 +55,7 @@ class Generator {
     return scheduler_.fail_all();
   }
 
-  // Prompt rows of a step in which others decode; 0 = all that rows_max leaves.
+  // As in the options.
   void set_prefill_rows_beside_decode(int32_t rows) {
     scheduler_.set_prefill_rows_beside_decode(rows);
   }
@@ -72,8 +73,11 @@ class Generator {
   // Waits for what is in flight, whatever comes of it.
   void land();
 
+  StepOutcome count_rows(const StepPlan& plan) const;
+
   Executor* executor_;
   Scheduler scheduler_;
+  RowCost cost_;
   int32_t in_flight_ = 0;
   std::array<StepOutcome, kStepsInFlightMax> rows_;  // of steps in flight, by step id
 };

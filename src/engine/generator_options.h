@@ -33,7 +33,8 @@ struct GeneratorOptions {
   // token is told one step later, and rows planned for a sequence that just ended are wasted.
   bool async_scheduling = false;
 
-  // Prompt rows of a step in which others decode; 0 = all that rows_max leaves.
+  // Prompt rows of a step in which others decode, by what they cost (row_cost.h); 0 = all that
+  // rows_max leaves.
   int32_t prefill_rows_beside_decode = 0;
   // A sequence starts when its prompt and this much of its output have pages; more is taken as
   // it grows, from those ranked behind it if need be.

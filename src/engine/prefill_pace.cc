@@ -13,9 +13,8 @@ constexpr double kOutlier = 8;
 
 }  // namespace
 
-void PrefillPace::note(int32_t prefill_rows, int32_t decode_rows, double seconds) {
+void PrefillPace::note(double rows, int32_t decode_rows, double seconds) {
   if (decode_rows == 0) return;
-  const double rows = prefill_rows;
   if (decode_step_ > 0) {
     seconds = std::min(seconds, kOutlier * (decode_step_ + rows * prefill_row_));
   }

@@ -1,7 +1,8 @@
 // How many prompt rows a step may take while others decode, so that their
 // tokens keep coming: learned from how long steps take.
 //
-// A step of decode rows alone takes d, each prompt row beside them b more. Both
+// A step of decode rows alone takes d, each prompt row that runs every layer b more
+// (others count by their share, row_cost.h). Both
 // come from a least-squares line through the last steps that decoded, with
 // older steps fading. Knows numbers only; whoever has a clock feeds it. Chunking
 // never changes a token, so neither does this.
@@ -24,7 +25,7 @@ class PrefillPace {
       : options_(options), rows_(options.rows_first) {}
 
   // A step took `seconds`. Steps in which nobody decodes tell nothing and are ignored.
-  void note(int32_t prefill_rows, int32_t decode_rows, double seconds);
+  void note(double rows, int32_t decode_rows, double seconds);
 
   int32_t rows_beside_decode() const { return rows_; }
   // Seconds; 0 until known.

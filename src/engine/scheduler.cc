@@ -55,6 +55,7 @@ Result<void> check_request(const GenerateRequest& request, const GeneratorOption
 
 Scheduler::Scheduler(const GeneratorOptions& options)
     : options_(usable(options)),
+      cost_(options_),
       cache_(options.page_count, options.page_tokens, options.prefix_ttl_s),
       reuse_(options_, cache_),
       hit_holders_(static_cast<size_t>(bounded() ? options.page_count : 0)) {
@@ -448,16 +449,18 @@ void Scheduler::plan_rows(TimePoint now, Flight& flight) {
     if (sequence->decodes() && !sequence->complete()) add_rows(*sequence, 1, flight);
   }
   const auto decode_rows = static_cast<int64_t>(flight.plan.size());
-  int64_t budget = options_.rows_max - decode_rows;
-  if (decode_rows > 0 && options_.prefill_rows_beside_decode > 0) {
-    budget = std::min<int64_t>(budget, options_.prefill_rows_beside_decode);
-  }
+  int64_t room = options_.rows_max - decode_rows;
+  const bool paced = decode_rows > 0 && options_.prefill_rows_beside_decode > 0;
+  double budget = paced ? options_.prefill_rows_beside_decode : options_.rows_max;
   for (const Owned& sequence : running_) {
-    if (budget == 0) break;
     if (sequence->decodes()) continue;
-    const int64_t count = std::min(sequence->size() - sequence->planned, budget);
+    const int64_t first = sequence->planned;
+    const int64_t end = std::min(sequence->size(), first + room);
+    const int64_t count = cost_.affordable(first, end, sequence->tail_floor, budget);
+    if (count == 0) break;
+    budget -= cost_.of(first, first + count, sequence->tail_floor);
+    room -= count;
     add_rows(*sequence, count, flight);
-    budget -= count;
   }
 }
 

@@ -24,6 +24,7 @@
 #include "engine/generator_options.h"
 #include "engine/prefix_reuse.h"
 #include "engine/request.h"
+#include "engine/row_cost.h"
 #include "engine/sequence.h"
 #include "engine/tenant_clock.h"
 
@@ -67,7 +68,7 @@ class Scheduler {
   // Ends everything. What was planned is no longer being computed.
   std::span<const TokenEvent> fail_all();
 
-  // Prompt rows of a step in which others decode; 0 = all that rows_max leaves.
+  // As in the options.
   void set_prefill_rows_beside_decode(int32_t rows) { options_.prefill_rows_beside_decode = rows; }
 
   bool idle() const { return running_.empty() && waiting_.empty(); }
@@ -133,6 +134,7 @@ class Scheduler {
   void end_if(FinishReason finish, Condition condition);
 
   GeneratorOptions options_;
+  RowCost cost_;
   cache::PrefixCache cache_;
   PrefixReuse reuse_;
   TenantClock tenants_;
