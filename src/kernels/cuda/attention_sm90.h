@@ -1,0 +1,41 @@
+// Sparse attention at the released shape on SM90: 64 heads x 512 channels over packed
+// window and global records (ops.h, Ops::attention).
+//
+// Knows neither pages nor sequences beyond the row descriptors. Other shapes go to the
+// general kernel.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device.h"
+#include "kernels/ops.h"
+
+namespace galley::kernels::cuda {
+
+inline constexpr int32_t kAttentionHeads = 64;
+inline constexpr int32_t kAttentionWidth = 512;
+inline constexpr int32_t kAttentionWindowMax = 128;
+inline constexpr int32_t kAttentionSelectedMax = 512;
+
+// Everything points to device memory. Records start at multiples of 16 bytes.
+struct AttentionCall {
+  const Bf16* q = nullptr;  // [rows, 64 x 512], rows q_stride elements apart
+  int64_t q_stride = 0;
+  const float* sink = nullptr;  // [64]
+  const float* cos = nullptr;   // [rows, rotary / 2]
+  const float* sin = nullptr;
+  int64_t angle_stride = 0;
+  int32_t rotary = 0;                  // at most 64
+  const AttentionRow* rows = nullptr;  // [row_count], its pointers too are device pointers
+  int32_t row_count = 0;
+  Bf16* o = nullptr;  // [rows, 64 x 512]; may be q
+  int64_t o_stride = 0;
+};
+
+bool attention_sm90_supports(const AttentionShape& shape, int32_t rotary);
+
+// `multiprocessors` only places work: results do not depend on it. The caller checks errors
+// (check_launch).
+void attention_sm90(const AttentionCall& call, int32_t multiprocessors, Stream stream);
+
+}  // namespace galley::kernels::cuda

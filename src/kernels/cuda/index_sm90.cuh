@@ -1,0 +1,62 @@
+// What the two kernels of the indexer share: the scores' (index_scores_sm90.cu) and the
+// selection's (index_select_sm90.cu).
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/index_select_sm90.h"
+
+namespace galley::kernels::cuda {
+
+// Of the histogram of the first 11 bits of sortable scores.
+constexpr int32_t kIndexBins = 2048;
+
+// Where a call's intermediate results lie in its scratch.
+struct IndexScratch {
+  float* scores;        // [rows][stride]
+  float* block_scores;  // [rows][stride / 8], or null
+  uint32_t* histogram;  // [rows][kIndexBins], zero between calls
+  uint32_t* block_histogram;
+  int64_t stride;
+};
+
+struct IndexParameters {
+  IndexCall call;
+  IndexScratch scratch;
+  float factor;  // of head weights
+  int32_t span;  // entries of one CTA
+};
+
+// Larger float, larger integer; -0 equals 0, NaN is smallest.
+__device__ __forceinline__ uint32_t sortable(float score) {
+  const float plus = score + 0.0F;
+  const uint32_t bits = __float_as_uint(plus);
+  const uint32_t ordered = (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+  return plus != plus ? 0 : ordered;
+}
+
+// Entries that a row may choose from.
+__device__ __forceinline__ int32_t eligible_of(const IndexRow& row) {
+  if (row.pool == nullptr) return static_cast<int32_t>(row.visible);
+  const int32_t blocks = *row.pool_count;
+  if (blocks == 0) return 0;
+  const int32_t last = row.pool[blocks - 1] * kIndexPoolBlock;
+  return (blocks - 1) * kIndexPoolBlock +
+         min(kIndexPoolBlock, static_cast<int32_t>(row.visible) - last);
+}
+__device__ __forceinline__ int32_t blocks_of(int32_t entries) {
+  return (entries + kIndexPoolBlock - 1) / kIndexPoolBlock;
+}
+
+// What of a row must be scored: nothing where every entry fits into the selection.
+__device__ __forceinline__ int32_t scored_of(const IndexRow& row, const IndexShape& shape) {
+  const int32_t eligible = eligible_of(row);
+  if (eligible > shape.top_k || row.scores != nullptr) return eligible;
+  if (row.built_pool != nullptr && blocks_of(eligible) > shape.pool_blocks) return eligible;
+  return 0;
+}
+
+// Enqueues the scores of p.call's rows, their histograms and those of their blocks.
+void launch_index_scores(const IndexParameters& p, int32_t multiprocessors, Stream stream);
+
+}  // namespace galley::kernels::cuda

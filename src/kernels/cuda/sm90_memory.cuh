@@ -1,0 +1,103 @@
+// What attention and indexer add to sm90.cuh: loads and stores, the packed bf16 product and the
+// second kind of wgmma operand, one instruction each.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/sm90.cuh"
+
+namespace galley::kernels::cuda {
+
+__device__ __forceinline__ void store_shared(uint32_t at, uint4 value) {
+  asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(value.x), "r"(value.y),
+               "r"(value.z), "r"(value.w)
+               : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t at, uint32_t value) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t at, float value) {
+  asm volatile("st.shared.f32 [%0], %1;" ::"r"(at), "f"(value) : "memory");
+}
+__device__ __forceinline__ void store_shared(uint32_t at, const uint8_t* value) {
+  asm volatile("st.shared.b64 [%0], %1;" ::"r"(at), "l"(value) : "memory");
+}
+__device__ __forceinline__ float load_shared_float(uint32_t at) {
+  float value;
+  asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ float2 load_shared_pair(uint32_t at) {
+  float2 value;
+  asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
+               : "=f"(value.x), "=f"(value.y)
+               : "r"(at)
+               : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t load_shared_word(uint32_t at) {
+  uint32_t value;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ const uint8_t* load_shared_pointer(uint32_t at) {
+  uint64_t value;
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(at) : "memory");
+  return reinterpret_cast<const uint8_t*>(value);
+}
+
+// Reads of what no one writes during the kernel.
+__device__ __forceinline__ uint4 load_read_only(const void* p) {
+  uint4 v;
+  asm volatile("ld.global.nc.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "l"(p));
+  return v;
+}
+// 16 bytes to shared memory behind this thread's back; copy_wait waits for all of its own.
+__device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+}
+__device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
+__device__ __forceinline__ void prefetch_l2(const void* p) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
+}
+__device__ __forceinline__ void prefetch_l1(const void* p) {
+  asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
+}
+
+// Two bf16 products, each rounded to nearest even; subnormals count.
+__device__ __forceinline__ uint32_t multiply_bf16x2(uint32_t a, uint32_t b) {
+  uint32_t product;
+  asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(product) : "r"(a), "r"(b));
+  return product;
+}
+
+// Keeps the compiler from moving its uses of accumulators across a wgmma's fence or wait.
+template <int kCount>
+__device__ __forceinline__ void hold_registers(float (&d)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release.aligned;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Tiles of 64 columns (rows of 128 swizzled bytes, 8 rows every 1,024 bytes) side by side, the next
+// 64 columns `tile_bytes` further: an operand whose rows lie along the summed side.
+__device__ __forceinline__ uint64_t tiles_descriptor(uint32_t address, uint32_t tile_bytes) {
+  return (static_cast<uint64_t>(address & 0x3FFFF) >> 4) |
+         (static_cast<uint64_t>(tile_bytes >> 4) << 16) | (uint64_t{64} << 32) |
+         (uint64_t{1} << 62);
+}
+
+// Before a barrier: ordinary stores to shared memory become visible to the tensor cores.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+}  // namespace galley::kernels::cuda
