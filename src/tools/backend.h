@@ -19,7 +19,7 @@ struct Backend {
 
 // What --help says of the names.
 inline constexpr std::string_view kBackendHelp =
-    "Kernels: SIMD of this machine, of one instruction set, or plain reference loops";
+    "Kernels: SIMD of this machine, of one instruction set, plain reference loops, or cuda";
 
 // `threads` 0: as many as this process may use. kInvalid for an unknown name, kUnsupported for
 // an instruction set that this machine lacks.

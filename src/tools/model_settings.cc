@@ -21,7 +21,7 @@ void add_model_directory(Command& command, std::string& model) {
 void add_model_settings(Command& command, ModelSettings& settings) {
   add_model_directory(command, settings.model);
   command.setting("--backend", settings.backend, std::string(kBackendHelp))
-      .choices({"auto", "fast", "fast-avx512bf16", "fast-avx2", "plain"})
+      .choices({"auto", "fast", "fast-avx512bf16", "fast-avx2", "plain", "cuda"})
       .value_name("NAME");
   command.setting("--threads", settings.threads, "Threads; 0 = all that this process may use")
       .range(0, 1024)

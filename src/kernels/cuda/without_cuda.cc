@@ -1,4 +1,5 @@
 // The CUDA backend of a program that was built without it.
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
 
 namespace galley::kernels::cuda {
@@ -14,5 +15,6 @@ Error without_cuda() {
 Result<std::vector<DeviceProperties>> list_devices() { return without_cuda(); }
 Result<DeviceProperties> open_device(int32_t /*index*/) { return without_cuda(); }
 Result<void> check_launch(const char* /*what*/) { return without_cuda(); }
+Result<std::unique_ptr<Ops>> make_cuda_ops(int32_t /*index*/) { return without_cuda(); }
 
 }  // namespace galley::kernels::cuda

@@ -1,0 +1,164 @@
+// Core attention, the version for every shape (spec/model.md 4.6, 4.7).
+//
+// A block takes one row and eight heads, a warp a head. Keys (window records, then
+// the selection) are decoded in tiles of 32 into shared memory, once for the scores
+// and once for the values; between them the softmax over all of a row's keys, whose
+// stabiliser leaves the sink out. Probabilities enter the denominator in f32 and the
+// values as bf16, as in the reference. A key's place in the sums is its number in
+// the row's list, never where it lies. Floor: the tensor cores; this version
+// multiplies on the ordinary units.
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/reduce.cuh"
+
+namespace galley::kernels::cuda {
+namespace {
+
+constexpr int kHeads = 8;  // a block
+constexpr int kThreads = 32 * kHeads;
+constexpr int kTileKeys = 32;
+constexpr int kEachMax = 16;  // channels a lane: heads of at most 512
+
+struct KeyList {
+  const AttentionRow& row;
+  int64_t width;
+  int32_t window_count;
+
+  // One channel pair of key `j`.
+  __device__ void decode(int32_t j, int64_t pair, Bf16* to) const {
+    if (j < window_count) {
+      const int64_t record_bytes = width + width / 32;
+      const int64_t position = row.window_begin + j;
+      const uint8_t* record = position >= row.chunk_begin
+                                  ? row.chunk + (position - row.chunk_begin) * record_bytes
+                                  : row.ring + position % row.ring_slots * record_bytes;
+      const float scale = e8m0_value(record[width + 2 * pair / 32]);
+      to[0] = narrow(e4m3_value(record[2 * pair]) * scale);
+      to[1] = narrow(e4m3_value(record[2 * pair + 1]) * scale);
+    } else {
+      const int32_t entry = row.selected[j - window_count];
+      const PagedRecords& g = row.global;
+      const uint8_t* record = g.pool + g.page_table[entry / g.records_per_page] * g.page_stride +
+                              entry % g.records_per_page * int64_t{g.record_bytes};
+      const uint32_t two = record[pair];
+      const float scale = e4m3_value(record[width / 2 + 2 * pair / 16]);
+      to[0] = narrow(e2m1_value(two & 15U) * scale);
+      to[1] = narrow(e2m1_value(two >> 4) * scale);
+    }
+  }
+};
+
+__global__ void __launch_bounds__(kThreads)
+    attention_kernel(Rows<const Bf16> q, const float* sink, AttentionShape shape, float scale,
+                     RopeAngles angles, const AttentionRow* rows, int32_t keys_max, Rows<Bf16> o) {
+  extern __shared__ uint8_t shared[];
+  const int64_t width = shape.head_dim;
+  const int64_t stride = width + 2;
+  auto* tile = reinterpret_cast<Bf16*>(shared);  // [kTileKeys, stride]
+  auto* all_scores = reinterpret_cast<float*>(shared + kTileKeys * stride * 2);  // [kHeads, keys]
+  const AttentionRow& row = rows[blockIdx.x];
+  const int warp = static_cast<int>(threadIdx.x / 32);
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const auto head = static_cast<int32_t>(blockIdx.y * kHeads + warp);
+  const bool active = head < shape.heads;
+  float* scores = all_scores + warp * keys_max;
+  const auto window_count = static_cast<int32_t>(row.position - row.window_begin + 1);
+  const int32_t count =
+      min(keys_max, window_count + (row.selected_count != nullptr ? *row.selected_count : 0));
+  const KeyList keys{row, width, window_count};
+  const auto load_tile = [&](int32_t begin) {
+    __syncthreads();
+    const int64_t pairs = width / 2;
+    for (int64_t task = threadIdx.x; task < kTileKeys * pairs; task += kThreads) {
+      const auto j = static_cast<int32_t>(begin + task / pairs);
+      if (j < count) keys.decode(j, task % pairs, tile + task / pairs * stride + task % pairs * 2);
+    }
+    __syncthreads();
+  };
+
+  float query[kEachMax] = {};
+  if (active) {
+#pragma unroll
+    for (int c = 0; c < kEachMax; ++c) {
+      const int i = c * 32 + lane;
+      if (i < width) query[c] = widen(row_at(q, blockIdx.x)[head * width + i]);
+    }
+  }
+  float top = -1e30F;
+  for (int32_t begin = 0; begin < count; begin += kTileKeys) {
+    load_tile(begin);
+    for (int32_t j = begin; j < min(count, begin + kTileKeys); ++j) {
+      const Bf16* key = tile + (j - begin) * stride;
+      float dot = 0.0F;
+#pragma unroll
+      for (int c = 0; c < kEachMax; ++c) {
+        const int i = c * 32 + lane;
+        if (i < width) dot = fmaf(query[c], widen(key[i]), dot);
+      }
+      dot = warp_sum(dot) * scale;
+      if (lane == 0) scores[j] = dot;
+      top = fmaxf(top, dot);
+    }
+  }
+  __syncwarp();
+  float denominator = 0.0F;
+  for (int32_t j = lane; j < count; j += 32) {
+    const float p = expf(scores[j] - top);
+    denominator += p;
+    scores[j] = round_bf16(p);
+  }
+  denominator = warp_sum(denominator);
+  if (active) denominator += expf(sink[head] - top);
+  __syncwarp();
+  float values[kEachMax] = {};
+  for (int32_t begin = 0; begin < count; begin += kTileKeys) {
+    load_tile(begin);
+    for (int32_t j = begin; j < min(count, begin + kTileKeys); ++j) {
+      const float p = scores[j];
+      const Bf16* key = tile + (j - begin) * stride;
+#pragma unroll
+      for (int c = 0; c < kEachMax; ++c) {
+        const int i = c * 32 + lane;
+        if (i < width) values[c] = fmaf(p, widen(key[i]), values[c]);
+      }
+    }
+  }
+  if (!active) return;
+  // Neighbours turn together: a lane has one channel of a pair, the next lane the other.
+  const int64_t pairs = angles.cos.cols;
+  Bf16* to = row_at(o, blockIdx.x) + head * width;
+#pragma unroll
+  for (int c = 0; c < kEachMax; ++c) {
+    const int i = c * 32 + lane;
+    float value = round_bf16(values[c] / denominator);
+    const float other = __shfl_xor_sync(0xFFFFFFFFU, value, 1);
+    const int64_t turned = i - (width - 2 * pairs);
+    if (turned >= 0 && i < width) {
+      const float cosine = row_at(angles.cos, blockIdx.x)[turned / 2];
+      const float sine = -row_at(angles.sin, blockIdx.x)[turned / 2];
+      value = turned % 2 == 0 ? value * cosine - other * sine : other * sine + value * cosine;
+    }
+    if (i < width) to[i] = narrow(value);
+  }
+}
+
+}  // namespace
+
+void launch_attention(Rows<const Bf16> q, const float* sink, const AttentionShape& shape,
+                      const RopeAngles& angles, const AttentionRow* rows, Rows<Bf16> o,
+                      Stream stream) {
+  if (q.rows == 0) return;
+  const int32_t keys_max = shape.window + shape.selected_max;
+  const size_t bytes =
+      static_cast<size_t>(kTileKeys) * (static_cast<size_t>(shape.head_dim) + 2) * 2 +
+      sizeof(float) * kHeads * static_cast<size_t>(keys_max);
+  cudaFuncSetAttribute(attention_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       static_cast<int>(bytes));
+  const dim3 grid(static_cast<unsigned>(q.rows),
+                  static_cast<unsigned>((shape.heads + kHeads - 1) / kHeads));
+  attention_kernel<<<grid, kThreads, bytes, stream>>>(
+      q, sink, shape, static_cast<float>(1.0 / sqrt(static_cast<double>(shape.head_dim))), angles,
+      rows, keys_max, o);
+}
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,443 @@
+#include "kernels/cuda/cuda_ops.h"
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <map>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "base/check.h"
+#include "kernels/cuda/compressor.h"
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/engram.h"
+#include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/cuda/norm.h"
+#include "kernels/cuda/quantise.h"
+#include "kernels/cuda/rope.h"
+#include "kernels/cuda/stage_arena.h"
+
+namespace galley::kernels::cuda {
+namespace {
+
+// Working memory of operations; each lives until the next operation that names it.
+enum class Scratch : uint8_t {
+  kQuantised,  // a product's input in simulated Q8
+  kPacked,     // an input whose rows are not whole vectors
+  kMix,        // hc_enter
+  kLogits,     // router
+  kPlan,       // pairs by expert
+  kGate,       // of pairs
+  kUp,
+  kPairs,  // experts' results
+  kSharedGate,
+  kSharedUp,
+  kShared,
+  kScores,  // indexer
+  kBlockScores,
+  kCount,
+};
+
+constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
+
+int64_t whole_vectors(int64_t columns) { return (columns + 15) / 16 * 16; }
+
+class CudaOps final : public Ops {
+ public:
+  static Result<std::unique_ptr<Ops>> create(int32_t index) {
+    const DeviceProperties device = TRY(open_device(index));
+    Stream stream = nullptr;
+    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
+    TRY(check_launch("making a stream"));
+    return std::unique_ptr<Ops>(new CudaOps(device, stream));
+  }
+
+  ~CudaOps() override {
+    cudaStreamSynchronize(stream_);
+    cudaStreamDestroy(stream_);
+  }
+
+  std::string_view name() const override { return "cuda"; }
+  Memory& memory() override { return *memory_; }
+
+  Result<void> reserve(const StepBounds& bounds) override {
+    const int64_t rows = bounds.rows;
+    const int64_t pairs = rows * bounds.experts_per_token;
+    entries_ = bounds.entries;
+    TRY(arena_.reserve(bounds.stage_bytes));
+    bf16(Scratch::kQuantised, rows, whole_vectors(bounds.input_width));
+    bytes(Scratch::kMix, hc_enter_workspace_bytes(rows, bounds.hidden));
+    bf16(Scratch::kGate, pairs, whole_vectors(bounds.expert_width));
+    bf16(Scratch::kUp, pairs, whole_vectors(bounds.expert_width));
+    bf16(Scratch::kSharedGate, rows, whole_vectors(bounds.expert_width));
+    bf16(Scratch::kSharedUp, rows, whole_vectors(bounds.expert_width));
+    bf16(Scratch::kPairs, pairs, bounds.hidden);
+    bf16(Scratch::kShared, rows, bounds.hidden);
+    for (const MoeWeights& weights : bounds.moe) {
+      expert_table(weights);
+      const auto experts = static_cast<int32_t>(weights.experts.size());
+      plan_of(pairs, experts, 8);
+      bytes(Scratch::kLogits, rows * experts * int64_t{sizeof(float)});
+    }
+    if (failure_) return *failure_;
+    return {};
+  }
+
+  void begin_step() override { arena_.reset(); }
+
+  Result<void> finish() override {
+    if (failure_) return *failure_;
+    if (!arena_.ok()) {
+      return Error{ErrorCode::kExhausted, "CUDA: no memory left to stage a step's arguments"};
+    }
+    TRY(check_launch("launching a step"));
+    cudaStreamSynchronize(stream_);
+    return check_launch("a step");
+  }
+
+  const void* stage(const void* host, int64_t bytes) override { return arena_.stage(host, bytes); }
+
+  void copy(std::span<const RowCopy> copies) override {
+    launch_copy(staged(copies), std::ssize(copies), stream_);
+  }
+
+  void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
+              Rows<Bf16> streams) override {
+    CHECK(copies == kStreams && streams.cols == copies * hidden);
+    if (streams.rows > 0) cuda::spread(stream_, staged(sources), streams);
+  }
+
+  void linear(Rows<const Bf16> x, std::span<const Product> products) override {
+    if (x.rows == 0) return;
+    Rows<const Bf16> exact;
+    Rows<const Bf16> quantised;
+    for (const Product& product : products) {
+      CHECK((product.y.data != nullptr) != (product.y_f32.data != nullptr));
+      CHECK(product.weight.in == x.cols);
+      Rows<const Bf16>& input = product.quantise_input ? quantised : exact;
+      if (input.data == nullptr) input = packed(x, product.quantise_input);
+      launch_product({.x = input,
+                      .weight = product.weight,
+                      .groups = 1,
+                      .y = product.y,
+                      .y_f32 = product.y_f32},
+                     stream_);
+    }
+  }
+
+  void grouped_linear(Rows<const Bf16> x, const WeightView& weight, int32_t groups,
+                      Rows<Bf16> y) override {
+    CHECK(x.cols == groups * weight.in && weight.out % groups == 0);
+    if (x.rows == 0) return;
+    launch_product({.x = packed(x, false), .weight = weight, .groups = groups, .y = y, .y_f32 = {}},
+                   stream_);
+  }
+
+  void rms_norm(Rows<const Bf16> x, const Bf16* weight, float eps, Rows<Bf16> y) override {
+    if (x.rows > 0) cuda::rms_norm(stream_, x, weight, eps, y);
+  }
+
+  void hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const HcOptions& options,
+                Rows<const float> carried, const Bf16* norm_weight, HcMix mix,
+                Rows<Bf16> x) override {
+    CHECK(options.streams == kStreams);
+    if (streams.rows == 0) return;
+    void* workspace = bytes(Scratch::kMix, hc_enter_workspace_bytes(streams.rows, x.cols));
+    cuda::hc_enter(stream_, streams, weights, options, carried, norm_weight, mix, x, workspace);
+  }
+
+  void collapse_norm(Rows<const Bf16> streams, Rows<const float> carried, int32_t stream_count,
+                     const Bf16* norm_weight, float eps, Rows<Bf16> x) override {
+    CHECK(stream_count == kStreams);
+    if (x.rows > 0) cuda::collapse_norm(stream_, streams, carried, norm_weight, eps, x);
+  }
+
+  void hc_leave(Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
+                int32_t stream_count, Rows<Bf16> streams) override {
+    CHECK(stream_count == kStreams);
+    if (y.rows > 0) cuda::hc_leave(stream_, y, post, comb, streams);
+  }
+
+  void stream_mean(Rows<const Bf16> streams, int32_t stream_count, Rows<Bf16> mean) override {
+    CHECK(stream_count == kStreams);
+    if (mean.rows > 0) cuda::stream_mean(stream_, streams, mean);
+  }
+
+  void rope(Rows<Bf16> x, int32_t heads, const RopeAngles& angles, bool inverse) override {
+    if (x.rows > 0) cuda::rope(stream_, x, heads, angles, inverse);
+  }
+
+  void window_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
+                   Rows<uint8_t> records) override {
+    if (x.rows > 0) cuda::window_keys(stream_, x, norm_weight, eps, angles, records);
+  }
+
+  void compress(Rows<const float> kv, Rows<const float> gate, int32_t ratio,
+                const Bf16* norm_weight, float eps, Rows<Bf16> latent) override {
+    if (latent.rows > 0) cuda::compress(stream_, kv, gate, ratio, norm_weight, eps, latent);
+  }
+
+  void global_keys(Rows<const Bf16> latent, const RopeAngles& angles,
+                   std::span<uint8_t* const> destination) override {
+    if (latent.rows > 0) cuda::global_keys(stream_, latent, angles, staged(destination));
+  }
+
+  void index_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
+                  std::span<uint8_t* const> destination) override {
+    if (x.rows == 0) return;
+    cuda::index_keys(stream_, x, norm_weight, eps, angles, staged(destination));
+  }
+
+  void index_queries(Rows<Bf16> x, int32_t heads, const RopeAngles& angles) override {
+    if (x.rows > 0) cuda::index_queries(stream_, x, heads, angles);
+  }
+
+  void index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights,
+                    const IndexShape& shape, std::span<const IndexRow> rows) override {
+    if (queries.rows == 0) return;
+    int64_t entries = std::max<int64_t>(1, entries_);
+    for (const IndexRow& row : rows) entries = std::max(entries, row.visible);
+    const int64_t blocks = entries / std::max(1, shape.pool_block_size) + 1;
+    const int64_t each =
+        std::clamp<int64_t>(kScoreBytesMax / (entries * int64_t{sizeof(float)}), 1, queries.rows);
+    auto* scores = static_cast<float*>(bytes(Scratch::kScores, each * entries * 4));
+    auto* block_scores = static_cast<float*>(bytes(Scratch::kBlockScores, each * blocks * 4));
+    const IndexRow* arguments = staged(rows);
+    for (int64_t begin = 0; begin < queries.rows; begin += each) {
+      const int64_t count = std::min(each, queries.rows - begin);
+      launch_index_select(queries.slice(begin, count), head_weights.slice(begin, count), shape,
+                          arguments + begin, scores, entries, block_scores, blocks, stream_);
+    }
+  }
+
+  void attention(Rows<const Bf16> q, const float* sink, const AttentionShape& shape,
+                 const RopeAngles& angles, std::span<const AttentionRow> rows,
+                 Rows<Bf16> o) override {
+    if (q.rows == 0) return;
+    launch_attention(q, sink, shape, angles, staged(rows), o, stream_);
+  }
+
+  void route(Rows<const Bf16> x, const WeightView& gate, std::span<const float* const> bias_of_row,
+             const RouterOptions& options, Rows<int32_t> experts, Rows<float> weights,
+             float* margin) override {
+    CHECK(gate.out <= kRouteExpertsMax && options.top_k <= kRouteChoicesMax &&
+          options.top_k <= gate.out);
+    if (x.rows == 0) return;
+    Rows<float> logits(
+        static_cast<float*>(bytes(Scratch::kLogits, x.rows * gate.out * int64_t{sizeof(float)})),
+        x.rows, gate.out);
+    const Product product{.weight = gate, .quantise_input = false, .y = {}, .y_f32 = logits};
+    linear(x, std::span(&product, 1));
+    launch_route(logits, staged(bias_of_row), options, experts, weights, margin, stream_);
+  }
+
+  void moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
+           Rows<const float> expert_weights, Rows<Bf16> y) override {
+    if (x.rows == 0) return;
+    const Rows<const Bf16> input = packed(x, true);
+    const int64_t inner = weights.shared.w1.out;
+    const int64_t padded = whole_vectors(inner);
+    const auto shared_part = [&](Scratch scratch) {
+      return Rows<Bf16>(bf16(scratch, x.rows, padded).data, x.rows, inner, padded);
+    };
+    const Rows<Bf16> shared_gate = shared_part(Scratch::kSharedGate);
+    const Rows<Bf16> shared_up = shared_part(Scratch::kSharedUp);
+    const Rows<Bf16> shared = bf16(Scratch::kShared, x.rows, x.cols);
+    dense(input, weights.shared.w1, shared_gate);
+    dense(input, weights.shared.w3, shared_up);
+    launch_swiglu(shared_gate, shared_up, nullptr, weights.swiglu_limit, shared_gate, stream_);
+    dense(shared_gate, weights.shared.w2, shared);
+    const Rows<Bf16> pairs = routed(x, input, weights, experts, expert_weights);
+    launch_combine(pairs, static_cast<int32_t>(experts.cols), shared, y, stream_);
+  }
+
+  void engram_lookup(const EngramTable& table, Rows<const int64_t> ids, Rows<Bf16> e) override {
+    if (ids.rows == 0) return;
+    const int64_t cells = ids.rows * ids.cols;
+    const StageArena::Place numbers = arena_.take(cells * int64_t{sizeof(int64_t)});
+    if (numbers.host == nullptr) return;
+    auto* number = reinterpret_cast<int64_t*>(numbers.host);
+    const uint8_t* codes = table.codes;
+    const uint8_t* scale = table.scale;
+    if (table.on_host) {
+      // The rows themselves are gathered here, in order.
+      const int64_t blocks = (table.width + 31) / 32;
+      const StageArena::Place rows = arena_.take(cells * table.width);
+      const StageArena::Place scales = arena_.take(cells * blocks);
+      if (rows.host == nullptr || scales.host == nullptr) return;
+      for (int64_t cell = 0; cell < cells; ++cell) {
+        const int64_t id = ids.row(cell / ids.cols)[cell % ids.cols];
+        number[cell] = cell;
+        std::memcpy(rows.host + cell * table.width, codes + id * table.width,
+                    static_cast<size_t>(table.width));
+        std::memcpy(scales.host + cell * blocks, scale + id * blocks, static_cast<size_t>(blocks));
+      }
+      arena_.send(rows);
+      arena_.send(scales);
+      codes = reinterpret_cast<const uint8_t*>(rows.device);
+      scale = reinterpret_cast<const uint8_t*>(scales.device);
+    } else {
+      for (int64_t cell = 0; cell < cells; ++cell) {
+        number[cell] = ids.row(cell / ids.cols)[cell % ids.cols];
+      }
+    }
+    arena_.send(numbers);
+    cuda::engram_lookup(
+        stream_, codes, scale, table.width,
+        Rows<const int64_t>(reinterpret_cast<const int64_t*>(numbers.device), ids.rows, ids.cols),
+        e);
+  }
+
+  void engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
+                    std::span<const uint8_t> alive, int32_t stream_count, float eps,
+                    Rows<Bf16> streams, Rows<float> gate) override {
+    CHECK(stream_count == kStreams);
+    if (kv.rows == 0) return;
+    cuda::engram_write(stream_, kv, q_weight, k_weight, staged(alive), eps, streams, gate);
+  }
+
+ private:
+  // Device copies of a layer's views, one list a matrix.
+  struct ExpertTable {
+    MemoryBlock block;
+    std::array<const WeightView*, 3> matrix = {};  // w1, w3, w2
+  };
+
+  CudaOps(const DeviceProperties& device, Stream stream)
+      : device_(device),
+        stream_(stream),
+        memory_(make_device_memory(stream)),
+        arena_(*memory_, stream) {}
+
+  template <class T>
+  const T* staged(std::span<const T> host) {
+    return static_cast<const T*>(
+        arena_.stage(host.data(), std::ssize(host) * static_cast<int64_t>(sizeof(T))));
+  }
+
+  // Grows when a call is larger than reserve() knew; null after a failure, which finish() tells.
+  void* bytes(Scratch which, int64_t count) {
+    MemoryBlock& block = scratch_[static_cast<size_t>(which)];
+    if (block.bytes() >= count) return block.data();
+    cudaStreamSynchronize(stream_);  // kernels may still use the smaller one
+    block = {};
+    auto grown = MemoryBlock::create(*memory_, count, "working memory of kernels");
+    if (!grown) {
+      if (!failure_) failure_ = grown.error();
+      return nullptr;
+    }
+    block = *std::move(grown);
+    return block.data();
+  }
+  Rows<Bf16> bf16(Scratch which, int64_t rows, int64_t cols) {
+    return Rows<Bf16>(static_cast<Bf16*>(bytes(which, rows * cols * int64_t{sizeof(Bf16)})), rows,
+                      cols);
+  }
+
+  // x as products read it, of x.cols columns.
+  Rows<const Bf16> packed(Rows<const Bf16> x, bool quantise) {
+    if (!quantise && is_packed_input(x)) return x;
+    const int64_t columns = whole_vectors(x.cols);
+    const Rows<Bf16> room =
+        bf16(quantise ? Scratch::kQuantised : Scratch::kPacked, x.rows, columns);
+    launch_pack_input(x, quantise, room, stream_);
+    return Rows<const Bf16>(room.data, x.rows, x.cols, columns);
+  }
+
+  void dense(Rows<const Bf16> x, const WeightView& weight, Rows<Bf16> y) {
+    launch_product({.x = x, .weight = weight, .groups = 1, .y = y, .y_f32 = {}}, stream_);
+  }
+
+  const ExpertTable& expert_table(const MoeWeights& weights) {
+    ExpertTable& table = expert_tables_[weights.experts.data()];
+    if (table.block.bytes() > 0) return table;
+    const size_t count = weights.experts.size();
+    std::vector<WeightView> views(3 * count);
+    for (size_t e = 0; e < count; ++e) {
+      views[e] = weights.experts[e].w1;
+      views[count + e] = weights.experts[e].w3;
+      views[2 * count + e] = weights.experts[e].w2;
+    }
+    const auto size = static_cast<int64_t>(views.size() * sizeof(WeightView));
+    auto block = MemoryBlock::create(*memory_, size, "the table of experts");
+    if (!block) {
+      if (!failure_) failure_ = block.error();
+      return table;
+    }
+    table.block = *std::move(block);
+    memory_->write(table.block.data(), views.data(), size);
+    const auto* first = reinterpret_cast<const WeightView*>(table.block.data());
+    for (size_t m = 0; m < 3; ++m) table.matrix[m] = first + m * count;
+    return table;
+  }
+
+  PairPlan plan_of(int64_t pairs, int32_t experts, int32_t tile_rows) {
+    const int64_t tiles = expert_tiles_max(pairs, experts, tile_rows);
+    auto* at = static_cast<int32_t*>(
+        bytes(Scratch::kPlan, (pairs + experts + 1 + 2 * tiles + 1) * int64_t{sizeof(int32_t)}));
+    PairPlan plan;
+    plan.pair = at;
+    plan.begin = plan.pair + pairs;
+    plan.tile_expert = plan.begin + experts + 1;
+    plan.tile_begin = plan.tile_expert + tiles;
+    plan.tile_count = plan.tile_begin + tiles;
+    return plan;
+  }
+
+  // One row a pair (row, choice): bf16 results of the chosen experts.
+  Rows<Bf16> routed(Rows<const Bf16> x, Rows<const Bf16> input, const MoeWeights& weights,
+                    Rows<const int32_t> experts, Rows<const float> expert_weights) {
+    const auto count = static_cast<int32_t>(weights.experts.size());
+    const int64_t pairs = experts.rows * experts.cols;
+    const ExpertWeights& first = weights.experts.front();
+    const int64_t inner = first.w1.out;
+    const int64_t padded = whole_vectors(inner);
+    CHECK(expert_weights.stride == expert_weights.cols);
+    const int32_t tile_rows = expert_tile_rows(pairs, count);
+    ExpertProduct product;
+    product.plan = plan_of(pairs, count, tile_rows);
+    launch_expert_plan(experts, count, tile_rows, product.plan, stream_);
+    product.experts = count;
+    product.pairs = pairs;
+    product.tile_rows = tile_rows;
+    product.x = input;
+    product.pairs_per_x = static_cast<int32_t>(experts.cols);
+    const ExpertTable& table = expert_table(weights);
+    const Rows<Bf16> gate(bf16(Scratch::kGate, pairs, padded).data, pairs, inner, padded);
+    const Rows<Bf16> up(bf16(Scratch::kUp, pairs, padded).data, pairs, inner, padded);
+    const auto multiply = [&](size_t matrix, const WeightView& shape, Rows<Bf16> y) {
+      product.weight = table.matrix[matrix];
+      product.shape = shape;
+      product.y = y;
+      launch_expert_product(product, stream_);
+    };
+    multiply(0, first.w1, gate);
+    multiply(1, first.w3, up);
+    launch_swiglu(gate, up, expert_weights.data, weights.swiglu_limit, gate, stream_);
+    product.x = gate;
+    product.pairs_per_x = 1;
+    const Rows<Bf16> result = bf16(Scratch::kPairs, pairs, x.cols);
+    multiply(2, first.w2, result);
+    return result;
+  }
+
+  DeviceProperties device_;
+  Stream stream_;
+  std::unique_ptr<Memory> memory_;
+  StageArena arena_;
+  std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> scratch_;
+  std::map<const ExpertWeights*, ExpertTable> expert_tables_;  // by a layer's first expert
+  int64_t entries_ = 0;  // of the longest sequence, where reserve() told
+  std::optional<Error> failure_;
+};
+
+}  // namespace
+
+Result<std::unique_ptr<Ops>> make_cuda_ops(int32_t index) { return CudaOps::create(index); }
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,93 @@
+// The launches that every shape can take: copies, products, experts, router, indexer
+// and attention. Faster ones for the released shapes have headers of their own.
+//
+// Plain functions that enqueue on a stream and return: no allocation, no
+// synchronisation, launch shapes that depend on row counts and model shapes
+// alone, so that a step can be captured into a graph. One order of summation an
+// operation: a row's bits do not depend on the rows beside it. The caller checks
+// errors (check_launch) and owns all memory.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+// --- rows (rows.cu) -----------------------------------------------------------
+void launch_copy(const RowCopy* copies, int64_t count, Stream stream);
+
+// --- products (linear.cu) -----------------------------------------------------
+// to [rows, padded] packed: the input of a product, quantised by Q8 or as it is, zeros from
+// x.cols on.
+void launch_pack_input(Rows<const Bf16> x, bool quantise, Rows<Bf16> to, Stream stream);
+
+// Whether rows of x can be read in place: whole vectors of 16 bytes.
+bool is_packed_input(Rows<const Bf16> x);
+
+struct RowProduct {
+  Rows<const Bf16> x;  // is_packed_input
+  WeightView weight;
+  int32_t groups = 1;  // block-diagonal: output o reads part o / (out / groups) of x
+  Rows<Bf16> y;
+  Rows<float> y_f32;
+};
+void launch_product(const RowProduct& product, Stream stream);
+
+// --- experts (moe.cu) ---------------------------------------------------------
+// Which (row, choice) pairs go to which expert: pairs in order of expert, then of row.
+struct PairPlan {
+  int32_t* pair = nullptr;         // [rows * top_k] pair number row * top_k + choice, sorted
+  int32_t* begin = nullptr;        // [experts + 1] first sorted place of each expert
+  int32_t* tile_expert = nullptr;  // [tiles_max]
+  int32_t* tile_begin = nullptr;   // [tiles_max] sorted place; tiles end with their expert
+  int32_t* tile_count = nullptr;   // [1]
+};
+int64_t expert_tiles_max(int64_t pairs, int32_t experts, int32_t tile_rows);
+int32_t expert_tile_rows(int64_t pairs, int32_t experts);
+void launch_expert_plan(Rows<const int32_t> experts, int32_t expert_count, int32_t tile_rows,
+                        const PairPlan& plan, Stream stream);
+
+// y[pair] = W[expert of pair] x[pair / rows_per_x] for every pair, bf16.
+struct ExpertProduct {
+  Rows<const Bf16> x;
+  int32_t pairs_per_x = 1;             // x row = pair / pairs_per_x
+  const WeightView* weight = nullptr;  // [experts], device memory, all of one shape and format
+  WeightView shape;                    // of each
+  int32_t experts = 0;
+  int64_t pairs = 0;
+  int32_t tile_rows = 0;
+  PairPlan plan;
+  Rows<Bf16> y;
+};
+void launch_expert_product(const ExpertProduct& product, Stream stream);
+
+// to = Q8(bf16(weight * swiglu(gate, up))); weight null = 1. to may be gate.
+void launch_swiglu(Rows<const Bf16> gate, Rows<const Bf16> up, const float* weight, float limit,
+                   Rows<Bf16> to, Stream stream);
+// y[r] = bf16(sum over choices of pair rows, then shared[r]).
+void launch_combine(Rows<const Bf16> pairs, int32_t top_k, Rows<const Bf16> shared, Rows<Bf16> y,
+                    Stream stream);
+
+// --- indexer (indexer.cu) -------------------------------------------------------
+// scores: [rows, entries_max] working memory, block_scores [rows, entries_max / block + 1].
+void launch_index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights,
+                         const IndexShape& shape, const IndexRow* rows, float* scores,
+                         int64_t entries_max, float* block_scores, int64_t blocks_max,
+                         Stream stream);
+
+// --- attention (attention.cu) ---------------------------------------------------
+void launch_attention(Rows<const Bf16> q, const float* sink, const AttentionShape& shape,
+                      const RopeAngles& angles, const AttentionRow* rows, Rows<Bf16> o,
+                      Stream stream);
+
+// --- router (router.cu) ----------------------------------------------------------
+constexpr int32_t kRouteExpertsMax = 512;
+constexpr int32_t kRouteChoicesMax = 32;
+void launch_route(Rows<const float> logits, const float* const* bias_of_row,
+                  const RouterOptions& options, Rows<int32_t> experts, Rows<float> weights,
+                  float* margin, Stream stream);
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,141 @@
+// 16 outputs x 8 kTiles rows of y = W x by one warp, on the bf16 tensor cores.
+//
+// Every stored weight times its power-of-two scale is exact in bf16, and so is a
+// Q8-quantised input in simulated form: the product is the specification's up to
+// the order of its f32 sums. That order is K in blocks of 64, within a block four
+// m16n8k16 over the k that lane quarters hold (16 consecutive each, 4 of them per
+// instruction): fixed by K alone, whatever the rows. Operands go from memory to
+// registers without a stop: a lane reads 16 consecutive weights of one output and
+// the same 16 inputs of one row, so no layout is needed anywhere.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/numbers.cuh"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+constexpr int kTileOutputs = 16;
+constexpr int kTileK = 64;
+
+__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
+  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
+  return reinterpret_cast<const uint32_t&>(pair);
+}
+
+__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                             uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// Weights [k, k + 16) of row `o` as 8 bf16 pairs; in % 16 == 0.
+template <WeightFormat kFormat>
+__device__ __forceinline__ void load_weights(const WeightView& weight, int64_t o, int64_t k,
+                                             uint32_t (&pairs)[8]) {
+  const auto* bytes = static_cast<const uint8_t*>(weight.data);
+  const int64_t blocks = (weight.in + 31) / 32;
+  if constexpr (kFormat == WeightFormat::kFp8Tile32) {
+    const uint4 raw = *reinterpret_cast<const uint4*>(bytes + o * weight.in + k);
+    const float scale = e8m0_value(weight.scale[o / 32 * blocks + k / 32]);
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int w = 0; w < 4; ++w) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const auto two = static_cast<__nv_fp8x2_storage_t>(words[w] >> (16 * half));
+        const __half2 wide(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3));
+        const float2 value = __half22float2(wide);
+        pairs[2 * w + half] = pack_bf16(value.x * scale, value.y * scale);
+      }
+    }
+  } else if constexpr (kFormat == WeightFormat::kFp4Row32) {
+    const uint2 raw = *reinterpret_cast<const uint2*>(bytes + o * (weight.in / 2) + k / 2);
+    const float scale = e8m0_value(weight.scale[o * blocks + k / 32]);
+#pragma unroll
+    for (int p = 0; p < 8; ++p) {
+      const uint32_t two = (p < 4 ? raw.x : raw.y) >> (8 * (p % 4));
+      pairs[p] = pack_bf16(e2m1_value(two & 15U) * scale, e2m1_value((two >> 4) & 15U) * scale);
+    }
+  } else {
+    const auto* from = reinterpret_cast<const uint4*>(bytes + 2 * (o * weight.in + k));
+    const uint4 low = from[0];
+    const uint4 high = from[1];
+    pairs[0] = low.x;
+    pairs[1] = low.y;
+    pairs[2] = low.z;
+    pairs[3] = low.w;
+    pairs[4] = high.x;
+    pairs[5] = high.y;
+    pairs[6] = high.z;
+    pairs[7] = high.w;
+  }
+}
+
+// sums[t] is the accumulator of rows [8 t, 8 t + 8): element (output g or g + 8, row 2 q or
+// 2 q + 1) with g = lane / 4 and q = lane % 4, in the order of the instruction. x_row(t) is this
+// lane's input row 8 t + g, or null where there is none.
+template <WeightFormat kFormat, int kTiles, class XRow>
+__device__ __forceinline__ void product_tile(const WeightView& weight, int64_t first_output,
+                                             const XRow& x_row, float (&sums)[kTiles][4]) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int g = lane / 4;
+  const int q = lane % 4;
+  const int64_t upper = first_output + g;
+  const int64_t lower = upper + 8;
+  const Bf16* x[kTiles];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    x[t] = x_row(t);
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[t][e] = 0.0F;
+  }
+  for (int64_t block = 0; block < weight.in; block += kTileK) {
+    const int64_t k = block + 16 * q;
+    const bool inside = k < weight.in;
+    uint32_t a_upper[8] = {};
+    uint32_t a_lower[8] = {};
+    if (inside && upper < weight.out) load_weights<kFormat>(weight, upper, k, a_upper);
+    if (inside && lower < weight.out) load_weights<kFormat>(weight, lower, k, a_lower);
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      uint4 low = {};
+      uint4 high = {};
+      if (inside && x[t] != nullptr) {
+        const auto* from = reinterpret_cast<const uint4*>(x[t] + k);
+        low = from[0];
+        high = from[1];
+      }
+      const uint32_t b[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int j = 0; j < 4; ++j) {
+        const uint32_t a[4] = {a_upper[2 * j], a_lower[2 * j], a_upper[2 * j + 1],
+                               a_lower[2 * j + 1]};
+        multiply_add(sums[t], a, b[2 * j], b[2 * j + 1]);
+      }
+    }
+  }
+}
+
+// Calls store(output, row in the tile, sum) for the elements this lane holds.
+template <int kTiles, class Store>
+__device__ __forceinline__ void each_sum(int64_t first_output, const float (&sums)[kTiles][4],
+                                         const Store& store) {
+  const int lane = static_cast<int>(threadIdx.x % 32);
+  const int64_t output = first_output + lane / 4;
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+#pragma unroll
+    for (int e = 0; e < 4; ++e) {
+      store(output + 8 * (e / 2), 8 * t + 2 * (lane % 4) + e % 2, sums[t][e]);
+    }
+  }
+}
+
+}  // namespace galley::kernels::cuda

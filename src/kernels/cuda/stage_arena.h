@@ -1,0 +1,60 @@
+// Small host values on their way to the kernels: written into pinned memory one
+// after the other, copied to the same place of a device block.
+//
+// Offsets depend on the order and sizes of what is staged alone, so that the same
+// calls in another step stage at the same addresses. Without room it grows, which
+// waits for the stream and allocates; reserve() avoids that. Owned by one thread.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "base/result.h"
+#include "kernels/cuda/device.h"
+#include "kernels/memory.h"
+
+namespace galley::kernels::cuda {
+
+class StageArena {
+ public:
+  // `memory` and `stream` outlive it.
+  StageArena(Memory& memory, Stream stream) : memory_(memory), stream_(stream) {}
+
+  Result<void> reserve(int64_t bytes);
+  // Everything staged so far may be overwritten, once the stream has read it.
+  void reset() {
+    block_ = 0;
+    used_ = 0;
+  }
+
+  // Room of the device where the next launches read what the caller writes to `host` before it
+  // calls send().
+  struct Place {
+    std::byte* host = nullptr;
+    std::byte* device = nullptr;
+    int64_t bytes = 0;
+  };
+  Place take(int64_t bytes);
+  void send(const Place& place);
+
+  // take, write and send.
+  const void* stage(const void* host, int64_t bytes);
+
+  // False once a block could not be allocated: what was staged since is nowhere.
+  bool ok() const { return ok_; }
+
+ private:
+  struct Block {
+    MemoryBlock host;
+    MemoryBlock device;
+  };
+
+  Memory& memory_;
+  Stream stream_;
+  std::vector<Block> blocks_;
+  size_t block_ = 0;  // the one in use
+  int64_t used_ = 0;  // of it
+  bool ok_ = true;
+};
+
+}  // namespace galley::kernels::cuda
