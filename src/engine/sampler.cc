@@ -134,7 +134,7 @@ void Sampler::note_output(int32_t token) {
   ++seen_[seen_index_[token] - 1].output_count;
 }
 
-void Sampler::adjust(std::span<float> logits) const {
+void Sampler::adjust(std::span<float> logits, int64_t position) const {
   for (const Seen& seen : seen_) {
     float& logit = logits[seen.token];
     if (options_.repetition_penalty != 1.0F) {
@@ -146,6 +146,8 @@ void Sampler::adjust(std::span<float> logits) const {
     }
   }
   for (const auto& [token, bias] : options_.logit_bias) logits[token] += bias;
+  if (!holds_back(position)) return;
+  for (const int32_t token : options_.held_back) logits[token] = -INFINITY;
 }
 
 Sampled Sampler::sample(std::span<const float> logits, int64_t position, SamplerScratch& scratch,
@@ -156,9 +158,9 @@ Sampled Sampler::sample(std::span<const float> logits, int64_t position, Sampler
   if (!peak.valid) return {};
   const float log_total = wants_logprob ? report_logprobs(logits, peak.value, scratch) : 0.0F;
   std::span<const float> row = logits;
-  if (adjusts() || !allowed.empty()) {
+  if (adjusts(position) || !allowed.empty()) {
     std::copy(logits.begin(), logits.end(), scratch.adjusted_.begin());
-    adjust(scratch.adjusted_);
+    adjust(scratch.adjusted_, position);
     if (!allowed.empty()) apply_mask(scratch.adjusted_, allowed);
     row = scratch.adjusted_;
     peak = find_peak(row, scratch.block_max_);

@@ -68,8 +68,11 @@ class Sampler {
     int32_t output_count;
   };
 
-  bool adjusts() const { return !seen_.empty() || !options_.logit_bias.empty(); }
-  void adjust(std::span<float> logits) const;
+  bool holds_back(int64_t position) const { return position < options_.held_back_before; }
+  bool adjusts(int64_t position) const {
+    return !seen_.empty() || !options_.logit_bias.empty() || holds_back(position);
+  }
+  void adjust(std::span<float> logits, int64_t position) const;
   // Fills top_logprobs_ and returns the log of the sum of exp(logits).
   float report_logprobs(std::span<const float> logits, float peak, SamplerScratch& scratch);
   int32_t draw(std::span<const float> logits, float peak, int64_t position,

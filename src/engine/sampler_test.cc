@@ -197,6 +197,24 @@ TEST(Sampler, MaskedTokensAreNeverChosen) {
   EXPECT_FALSE(sampler.sample(logits, 0, scratch, allowed).valid);
 }
 
+TEST(Sampler, TokensAreHeldBackBeforeAPosition) {
+  const std::vector<float> logits = {0, 1, 5, 4, 2};
+  for (const float temperature : {0.0F, 1.0F}) {
+    SamplingOptions options{.temperature = temperature, .held_back = {2, 3}, .held_back_before = 7};
+    for (int64_t position = 0; position < 7; ++position) {
+      const int32_t token = sample(options, logits, position).token;
+      EXPECT_TRUE(token != 2 && token != 3) << position;
+    }
+    options.temperature = 0;
+    EXPECT_EQ(sample(options, logits, 6).token, 4);
+    EXPECT_EQ(sample(options, logits, 7).token, 2);
+  }
+  // All of them: there is nothing to choose.
+  const SamplingOptions all{.held_back = {0, 1, 2, 3, 4}, .held_back_before = 1};
+  EXPECT_FALSE(sample(all, logits, 0).valid);
+  EXPECT_FALSE(validate({.held_back = {5}}, 5));
+}
+
 TEST(Sampler, Logprobs) {
   const std::vector<float> logits = make_logits(300, 9, true);
   double total = 0;

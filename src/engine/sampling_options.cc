@@ -61,6 +61,11 @@ Result<void> validate(const SamplingOptions& options, int32_t vocab_size) {
     }
     TRY(within("logit_bias", bias, {-100, 100}));
   }
+  for (const int32_t id : options.held_back) {
+    if (id >= 0 && id < vocab_size) continue;
+    return Error{ErrorCode::kInvalid, "held_back names token " + std::to_string(id) +
+                                          ", the vocabulary has " + std::to_string(vocab_size)};
+  }
   return {};
 }
 

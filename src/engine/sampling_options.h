@@ -12,7 +12,7 @@ namespace galley::engine {
 constexpr int32_t kTopLogprobsMax = 20;
 constexpr int32_t kLogitBiasMax = 1024;
 
-// Applied in this order: penalties, bias, temperature, min-p, top-k, top-p, draw.
+// Applied in this order: penalties, bias, held back tokens, temperature, min-p, top-k, top-p, draw.
 struct SamplingOptions {
   float temperature = 1.0F;  // 0 = the best token, ties to the lower id
   int32_t top_k = 0;         // keep the k best; 0 = all
@@ -26,6 +26,9 @@ struct SamplingOptions {
   float presence_penalty = 0.0F;
 
   std::vector<std::pair<int32_t, float>> logit_bias = {};  // (token id, added to its logit)
+  // Tokens that are not chosen at positions before `held_back_before`, whatever their logits.
+  std::vector<int32_t> held_back = {};
+  int64_t held_back_before = 0;
   uint64_t seed = 0;
   uint64_t stream = 0;  // tells apart the sequences of one request
 

@@ -44,6 +44,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
 
   void replace_tls(std::shared_ptr<TlsContext> tls) { tls_ = std::move(tls); }
 
+  void replace_limits(int32_t connections_max, size_t body_bytes_max) {
+    host_.options.connections_max = connections_max;
+    host_.options.parser.body_bytes_max = body_bytes_max;
+  }
+
   void drain() {
     host_.draining = true;
     listener_.reset();
@@ -171,6 +176,10 @@ Result<void> Server::start(ListenSocket socket, std::shared_ptr<TlsContext> tls)
 }
 
 void Server::replace_tls(std::shared_ptr<TlsContext> tls) { impl_->replace_tls(std::move(tls)); }
+void Server::replace_limits(int32_t connections_max, size_t body_bytes_max) {
+  impl_->replace_limits(connections_max, body_bytes_max);
+}
+
 void Server::drain() { impl_->drain(); }
 void Server::close() { impl_->close(); }
 ServerCounts Server::counts() const { return impl_->counts(); }

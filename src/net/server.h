@@ -58,6 +58,9 @@ class Server {
   // For connections from now on.
   void replace_tls(std::shared_ptr<TlsContext> tls);
 
+  // For connections and requests from now on.
+  void replace_limits(int32_t connections_max, size_t body_bytes_max);
+
   // No new connection; idle ones are closed, others after the answer they wait for.
   void drain();
   // Closes everything at once.

@@ -150,6 +150,29 @@ std::string batches_body(std::span<const ApiBatch> batches, const ListQuery& que
   return page_body(batches, query, batch_json);
 }
 
+std::string_view batch_status_name(BatchStatus status) {
+  return kStatusNames[static_cast<size_t>(status)].first;
+}
+
+BatchRun BatchRun::resume(ApiBatch batch, Answered answered) {
+  BatchRun run(std::move(batch));
+  ApiBatch& resumed = run.batch_;
+  if (resumed.status == BatchStatus::kValidating) {
+    resumed.total = 0;
+    resumed.errors.clear();
+  }
+  // All lines were begun; those without an answer are begun again.
+  if (resumed.status == BatchStatus::kFinalizing) resumed.status = BatchStatus::kInProgress;
+  run.files_written_ =
+      run.ended() && (resumed.status != BatchStatus::kExpired || answered.in_files);
+  if (!run.ended()) {
+    resumed.completed = answered.completed;
+    resumed.failed = answered.failed;
+  }
+  run.answered_ = std::move(answered.custom_ids);
+  return run;
+}
+
 void BatchRun::enter(BatchStatus status, int64_t now) {
   batch_.status = status;
   batch_.since[status] = now;
@@ -190,6 +213,7 @@ std::optional<BatchCall> BatchRun::begin_line(std::string_view line, int64_t now
     ++batch_.failed;
     return std::nullopt;
   }
+  if (answered_.erase(parsed->custom_id) > 0) return std::nullopt;
   ++in_flight_;
   return BatchCall{std::move(parsed->custom_id), std::move(parsed->body)};
 }
@@ -237,8 +261,8 @@ Result<void> BatchRun::cancel(int64_t now) {
     return {};
   }
   if (batch_.status == BatchStatus::kCancelling) return {};
-  return Error{ErrorCode::kInvalid, std::string("the batch cannot be cancelled: it is ") +
-                                        kStatusNames[static_cast<size_t>(batch_.status)].first};
+  return Error{ErrorCode::kInvalid, "the batch cannot be cancelled: it is " +
+                                        std::string(batch_status_name(batch_.status))};
 }
 
 void BatchRun::tick(int64_t now) {

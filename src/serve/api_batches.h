@@ -45,6 +45,7 @@ enum class BatchStatus : uint8_t {
   kCancelled,
 };
 constexpr int32_t kBatchStatusCount = 8;
+std::string_view batch_status_name(BatchStatus status);
 
 struct BatchLineError {
   int64_t line = 0;  // from 1
@@ -80,6 +81,17 @@ class BatchRun {
  public:
   explicit BatchRun(ApiBatch batch) : batch_(std::move(batch)) {}
 
+  // Lines that have their answer, by custom_id, and how many of them are good.
+  struct Answered {
+    std::set<std::string> custom_ids;
+    int64_t completed = 0;
+    int64_t failed = 0;
+    bool in_files = false;  // or there are none
+  };
+  // Goes on with a batch of another process: the caller hands in the lines as if nothing had
+  // been, and those that are answered are passed over. `batch` is as it last was.
+  static BatchRun resume(ApiBatch batch, Answered answered);
+
   // Validation: every line of the input once, in order, then the end. A wrong line fails the
   // batch before anything runs.
   void check_line(std::string_view line);
@@ -111,6 +123,7 @@ class BatchRun {
 
   ApiBatch batch_;
   std::set<std::string> custom_ids_;  // while validating: each may appear once
+  std::set<std::string> answered_;    // before this process
   int64_t in_flight_ = 0;
   bool files_written_ = false;
 };

@@ -91,6 +91,7 @@ Result<ApiRequest> parse_chat_request(std::string_view text, const RequestDefaul
   const auto limit = TRY(read_int(body, "max_tokens", 1));
   const auto newer_limit = TRY(read_int(body, "max_completion_tokens", 1));
   request.output_tokens_max = newer_limit ? newer_limit : limit;
+  TRY(read_length_wishes(body, request));
   request.stop_texts = TRY(read_stop_texts(body, "stop"));
   request.n = TRY(read_int(body, "n", 1, kChoicesMax)).value_or(1);
   TRY(read_logprobs(body, request.sampling));
@@ -108,6 +109,8 @@ Result<ApiRequest> parse_chat_request(std::string_view text, const RequestDefaul
                 "response_format",
                 "max_tokens",
                 "max_completion_tokens",
+                "min_tokens",
+                "ignore_eos",
                 "stop",
                 "n",
                 "logprobs",

@@ -86,6 +86,7 @@ Result<ApiRequest> parse_completion_request(std::string_view text,
   TRY(read_common(body, request));
   request.prompts = TRY(read_prompts(body));
   request.output_tokens_max = TRY(read_int(body, "max_tokens", 1));
+  TRY(read_length_wishes(body, request));
   request.stop_texts = TRY(read_stop_texts(body, "stop"));
   TRY(read_logprobs(body, request.sampling));
   TRY(read_choices(body, request));
@@ -93,10 +94,11 @@ Result<ApiRequest> parse_completion_request(std::string_view text,
   TRY(read_stream_options(body, request));
   TRY(refuse(body, {"messages"}, "belongs to /v1/chat/completions; here the field is prompt"));
   TRY(refuse(body, {"response_format", "tools"}, "is not supported for raw prompts"));
-  note_unknown(body,
-               {"prompt", "max_tokens", "stop", "logprobs", "n", "best_of", "echo", "suffix",
-                "stream_options", "messages", "response_format", "tools"},
-               request, true);
+  note_unknown(
+      body,
+      {"prompt", "max_tokens", "min_tokens", "ignore_eos", "stop", "logprobs", "n", "best_of",
+       "echo", "suffix", "stream_options", "messages", "response_format", "tools"},
+      request, true);
   return request;
 }
 

@@ -49,12 +49,14 @@ struct ApiRequest {
   engine::SamplingOptions sampling;  // its seed counts only when `seed` is set
   std::optional<uint64_t> seed;      // nothing: the server draws one
   std::optional<int32_t> output_tokens_max;
+  int32_t output_tokens_min = 0;  // before these the answer's end is not chosen
+  bool ignore_end = false;        // the answer goes on after its end, to output_tokens_max
   std::vector<std::string> stop_texts;
   int32_t n = 1;  // answers to each prompt
 
   bool stream = false;
   bool include_usage = false;  // OpenAI's last chunk with usage
-  bool one_tool_call = false;  // parallel tool calls switched off: the encoders drop the rest
+  bool one_tool_call = false;  // parallel tool calls switched off: the first call ends the answer
 
   std::string user;  // the caller's own name for its user; fairness, never output
   engine::Priority priority = engine::Priority::kInteractive;

@@ -111,6 +111,17 @@ Result<void> read_common(const JsonValue& body, ApiRequest& request) {
   return {};
 }
 
+Result<void> read_length_wishes(const JsonValue& body, ApiRequest& request) {
+  request.ignore_end = TRY(read_bool(body, "ignore_eos", false));
+  request.output_tokens_min = TRY(read_int(body, "min_tokens", 0)).value_or(0);
+  if (request.output_tokens_max && request.output_tokens_min > *request.output_tokens_max) {
+    return given(body, "min_tokens")
+        ->error("is " + std::to_string(request.output_tokens_min) + ", more than max_tokens, " +
+                std::to_string(*request.output_tokens_max));
+  }
+  return {};
+}
+
 Result<void> read_stream_options(const JsonValue& body, ApiRequest& request) {
   const auto options = given(body, "stream_options");
   if (!options) return {};

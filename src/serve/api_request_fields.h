@@ -29,6 +29,10 @@ Result<std::string> read_name(const JsonValue& object, std::string_view key);
 // but for the vocabulary.
 Result<void> read_common(const JsonValue& body, ApiRequest& request);
 
+// ignore_eos and min_tokens, as load generators ask for answers of a length; after
+// output_tokens_max was read.
+Result<void> read_length_wishes(const JsonValue& body, ApiRequest& request);
+
 // OpenAI's stream_options, which mean something only while streaming.
 Result<void> read_stream_options(const JsonValue& body, ApiRequest& request);
 

@@ -56,21 +56,32 @@ std::shared_ptr<OpenTicket> KitchenBoard::open(KitchenTicket order, int64_t now_
 
 std::vector<KitchenTicket> KitchenBoard::tickets(int64_t now_ms) {
   drop_old(now_ms);
-  std::vector<KitchenTicket> out;
-  out.reserve(tickets_.size());
+  std::vector<const KitchenTicket*> order;
+  order.reserve(tickets_.size());
   // Newest first, so that what does not fit are those that left long ago.
-  for (auto it = tickets_.rbegin(); it != tickets_.rend(); ++it) out.push_back((*it)->view());
-  std::stable_sort(out.begin(), out.end(), [](const KitchenTicket& a, const KitchenTicket& b) {
-    return rank(a) < rank(b);
+  for (auto it = tickets_.rbegin(); it != tickets_.rend(); ++it) order.push_back(&(*it)->view());
+  std::stable_sort(order.begin(), order.end(), [](const KitchenTicket* a, const KitchenTicket* b) {
+    return rank(*a) < rank(*b);
   });
-  if (out.size() > kKitchenTicketsMax) out.resize(kKitchenTicketsMax);
+  if (order.size() > kKitchenTicketsMax) order.resize(kKitchenTicketsMax);
+  std::vector<KitchenTicket> out;
+  out.reserve(order.size());
+  for (const KitchenTicket* ticket : order) out.push_back(*ticket);
   return out;
 }
 
+// Of those that left only so many can ever be shown, and only for a while.
 void KitchenBoard::drop_old(int64_t now_ms) {
-  std::erase_if(tickets_, [now_ms](const std::shared_ptr<OpenTicket>& ticket) {
-    return ticket->closed() &&
-           now_ms - ticket->view().spans.back().to_ms.value_or(now_ms) > kKeptMs;
+  const auto closed_count = static_cast<size_t>(std::count_if(
+      tickets_.begin(), tickets_.end(), [](const auto& ticket) { return ticket->closed(); }));
+  size_t too_many = closed_count - std::min(closed_count, kKitchenTicketsMax);
+  std::erase_if(tickets_, [&](const std::shared_ptr<OpenTicket>& ticket) {
+    if (!ticket->closed()) return false;
+    if (too_many > 0) {
+      --too_many;
+      return true;
+    }
+    return now_ms - ticket->view().spans.back().to_ms.value_or(now_ms) > kKeptMs;
   });
 }
 

@@ -8,6 +8,7 @@ namespace galley::server {
 namespace {
 
 constexpr int kLinesAtOnce = 64;  // of a batch that is checked, before others have their turn
+constexpr size_t kBytesAtOnce = size_t{256} << 10;
 constexpr int kInsufficientStorage = 507;
 constexpr std::string_view kFull =
     R"({"error":{"message":"the server keeps no more files; delete some"}})";
@@ -54,8 +55,8 @@ void order(std::vector<Entry>& entries, const serve::ListQuery& query) {
 }  // namespace
 
 struct BatchDesk::Job {
-  Job(std::string whose, std::vector<net::HttpField> fields, serve::ApiBatch batch)
-      : owner(std::move(whose)), credentials(std::move(fields)), run(std::move(batch)) {}
+  Job(std::string whose, serve::BatchRun run_of_it)
+      : owner(std::move(whose)), run(std::move(run_of_it)) {}
 
   // The next line of the input that is not empty; nothing at its end.
   std::optional<std::string_view> next_line() {
@@ -70,13 +71,21 @@ struct BatchDesk::Job {
     return std::nullopt;
   }
 
+  // An answer that could not be kept yet.
+  struct Unkept {
+    StateDirectory::Journal journal;
+    std::string line;
+  };
+
   std::string owner;
-  std::vector<net::HttpField> credentials;
   serve::BatchRun run;
   std::shared_ptr<const std::string> input;
   size_t offset = 0;
   bool at_end = false;
   std::deque<serve::BatchCall> turned_away;  // at most in_flight_max
+  std::deque<Unkept> unkept;  // at most in_flight_max: no line begins while there are any
+  // As the state directory has it: the status, and whether files are named.
+  std::optional<std::pair<serve::BatchStatus, bool>> kept;
   std::string output;
   std::string errors;
 };
@@ -86,14 +95,22 @@ BatchDesk::~BatchDesk() = default;
 
 // --- Files ---
 
-serve::FileRecord BatchDesk::store(const std::string& owner, std::string filename,
-                                   std::string_view purpose, std::string content) {
-  serve::FileRecord record;
-  record.id = "file-" + parts_.fresh_id();
+Result<serve::FileRecord> BatchDesk::store(const std::string& owner, serve::FileRecord record,
+                                           std::string content) {
   record.bytes = static_cast<int64_t>(content.size());
   record.created_at = parts_.now();
-  record.filename = std::move(filename);
-  record.purpose = purpose;
+  if (state_ != nullptr) {
+    const Result<void> kept = state_->save_file({owner, record}, content);
+    if (!kept) {
+      parts_.trouble(kept.error());
+      return Error{ErrorCode::kExhausted, "the server cannot keep the file now; try again later"};
+    }
+  }
+  std::erase_if(files_, [&](const StoredFile& file) {
+    if (file.record.id != record.id) return false;
+    bytes_ -= file.content->size();
+    return true;
+  });
   files_.push_back({owner, record, std::make_shared<const std::string>(std::move(content))});
   return record;
 }
@@ -105,8 +122,14 @@ Result<std::string> BatchDesk::upload(const std::string& owner, std::string_view
     return Error{ErrorCode::kExhausted,
                  "the server keeps no more files; delete some and try again"};
   }
+  serve::FileRecord record;
+  record.id = "file-" + parts_.fresh_id();
+  record.filename = upload.filename;
+  record.purpose = "batch";
+  const serve::FileRecord stored =
+      TRY(store(owner, std::move(record), std::string(upload.content)));
   bytes_ += upload.content.size();
-  return serve::file_body(store(owner, upload.filename, "batch", std::string(upload.content)));
+  return serve::file_body(stored);
 }
 
 Result<const BatchDesk::StoredFile*> BatchDesk::find_file(const std::string& owner,
@@ -141,6 +164,13 @@ Result<std::string> BatchDesk::remove_file(const std::string& owner, const std::
     if (job->input != found->content) continue;
     return Error{ErrorCode::kInvalid, job->run.batch().id + " is still reading this file"};
   }
+  if (state_ != nullptr) {
+    const Result<void> removed = state_->remove_file(id);
+    if (!removed) {
+      parts_.trouble(removed.error());
+      return Error{ErrorCode::kIo, "the file could not be removed; the server's log says more"};
+    }
+  }
   bytes_ -= found->content->size();
   files_.erase(std::find_if(files_.begin(), files_.end(),
                             [&](const StoredFile& file) { return &file == found; }));
@@ -156,9 +186,7 @@ Result<BatchDesk::Job*> BatchDesk::find_job(const std::string& owner, const std:
   return not_found("batch", id);
 }
 
-Result<std::string> BatchDesk::create(const std::string& owner,
-                                      std::vector<net::HttpField> credentials,
-                                      std::string_view body) {
+Result<std::string> BatchDesk::create(const std::string& owner, std::string_view body) {
   serve::ApiBatch batch;
   batch.create = TRY(serve::parse_batch_create(body));
   const StoredFile* const input = TRY(find_file(owner, batch.create.input_file_id));
@@ -170,11 +198,15 @@ Result<std::string> BatchDesk::create(const std::string& owner,
     if (ended == jobs_.end()) {
       return Error{ErrorCode::kExhausted, "there are too many batches already; try again later"};
     }
+    if (state_ != nullptr) state_->remove_batch((*ended)->run.batch().id);
     jobs_.erase(ended);
   }
   batch.id = "batch_" + parts_.fresh_id();
   batch.created_at = parts_.now();
-  auto job = std::make_unique<Job>(owner, std::move(credentials), std::move(batch));
+  auto job = std::make_unique<Job>(owner, serve::BatchRun(std::move(batch)));
+  if (!keep(*job)) {
+    return Error{ErrorCode::kExhausted, "the server cannot keep the batch now; try again later"};
+  }
   job->input = input->content;
   jobs_.push_back(std::move(job));
   check_later(*jobs_.back());
@@ -185,7 +217,8 @@ Result<std::string> BatchDesk::create(const std::string& owner,
 void BatchDesk::check_later(Job& job) {
   parts_.later([this, &job, alive = std::weak_ptr<bool>(alive_)] {
     if (alive.expired()) return;
-    for (int i = 0; i < kLinesAtOnce; ++i) {
+    const size_t begin = job.offset;
+    for (int i = 0; i < kLinesAtOnce && job.offset - begin < kBytesAtOnce; ++i) {
       const auto line = job.next_line();
       if (line) {
         job.run.check_line(*line);
@@ -195,6 +228,7 @@ void BatchDesk::check_later(Job& job) {
       job.offset = 0;
       job.at_end = job.run.batch().status != serve::BatchStatus::kInProgress;
       if (job.run.ended()) job.input.reset();
+      keep(job);
       return pump();
     }
     check_later(job);
@@ -218,6 +252,7 @@ Result<std::string> BatchDesk::batch(const std::string& owner, const std::string
 Result<std::string> BatchDesk::cancel(const std::string& owner, const std::string& id) {
   Job* const job = TRY(find_job(owner, id));
   TRY(job->run.cancel(parts_.now()));
+  keep(*job);
   pump();
   return serve::batch_body(job->run.batch());
 }
@@ -230,7 +265,9 @@ void BatchDesk::pump() {
   if (std::exchange(pumping_, true)) return;
   for (const std::unique_ptr<Job>& job : jobs_) {
     if (job->run.batch().status == serve::BatchStatus::kValidating) continue;
-    while (in_flight_ < limits_.in_flight_max && !job->at_end && job->turned_away.empty()) {
+    int passed_over = 0;  // lines that are answered already
+    while (in_flight_ < limits_.in_flight_max && !job->at_end && job->turned_away.empty() &&
+           job->unkept.empty()) {
       const auto line = job->next_line();
       if (!line) {
         job->at_end = true;
@@ -239,6 +276,10 @@ void BatchDesk::pump() {
       }
       std::optional<serve::BatchCall> call = job->run.begin_line(*line, parts_.now());
       if (job->run.batch().status != serve::BatchStatus::kInProgress) job->at_end = true;
+      if (!call && ++passed_over >= kLinesAtOnce) {
+        pump_later();
+        break;
+      }
       if (!call) continue;
       ++in_flight_;
       ask(*job, *std::move(call));
@@ -248,11 +289,17 @@ void BatchDesk::pump() {
   pumping_ = false;
 }
 
+void BatchDesk::pump_later() {
+  parts_.later([this, alive = std::weak_ptr<bool>(alive_)] {
+    if (!alive.expired()) pump();
+  });
+}
+
 void BatchDesk::ask(Job& job, serve::BatchCall call) {
   net::HttpRequest request;
   request.method = "POST";
   request.path = job.run.batch().create.endpoint;
-  request.fields = job.credentials;
+  request.fields = {{"Content-Type", "application/json"}};
   request.body = call.body;
   request.peer = job.run.batch().id;
   // The job cannot go before its answers: create() only drops jobs without any in flight.
@@ -264,7 +311,7 @@ void BatchDesk::ask(Job& job, serve::BatchCall call) {
       if (!alive.expired()) answered(job, call, response);
     });
   };
-  parts_.ask(std::make_shared<LineExchange>(std::move(request), std::move(done)));
+  parts_.ask(job.owner, std::make_shared<LineExchange>(std::move(request), std::move(done)));
 }
 
 void BatchDesk::answered(Job& job, const serve::BatchCall& call,
@@ -283,29 +330,51 @@ void BatchDesk::answered(Job& job, const serve::BatchCall& call,
       response.fields.begin(), response.fields.end(),
       [](const auto& field) { return net::equal_ignoring_case(field.name, "x-request-id"); });
   const std::string id = name != response.fields.end() ? name->value : parts_.fresh_id();
-  const std::string line = job.run.end_request(call, id, status, body.empty() ? "null" : body);
-  (status >= 200 && status < 300 ? job.output : job.errors) += line;
+  std::string line = job.run.end_request(call, id, status, body.empty() ? "null" : body);
+  const bool good = status >= 200 && status < 300;
+  (good ? job.output : job.errors) += line;
   bytes_ += line.size();
+  if (state_ != nullptr) {
+    using Journal = StateDirectory::Journal;
+    job.unkept.push_back({good ? Journal::kOutput : Journal::kErrors, std::move(line)});
+    keep_answers(job);
+  }
   pump();
 }
 
+// The id of a file of answers; empty when there are none. Made again it is the same file: the end
+// may come between it and the record of its batch.
+Result<std::string> BatchDesk::store_answers(const Job& job, const std::string& text,
+                                             const char* what) {
+  if (text.empty()) return std::string();
+  const std::string& batch = job.run.batch().id;
+  serve::FileRecord record;
+  record.id = "file-" + batch.substr(batch.find('_') + 1) + "-" + what;
+  record.filename = batch + "_" + what + ".jsonl";
+  record.purpose = "batch_output";
+  return TRY(store(job.owner, std::move(record), text)).id;
+}
+
+// Again at the next tick when something cannot be kept.
 void BatchDesk::write_files(Job& job) {
-  const auto write = [&](std::string& text, const char* suffix) -> std::string {
-    if (text.empty()) return "";
-    return store(job.owner, job.run.batch().id + suffix, "batch_output",
-                 std::exchange(text, std::string()))
-        .id;
-  };
-  const std::string output = write(job.output, "_output.jsonl");
-  const std::string errors = write(job.errors, "_error.jsonl");
-  job.run.files_written(output, errors, parts_.now());
+  if (!job.unkept.empty()) return;
+  const Result<std::string> output = store_answers(job, job.output, "output");
+  if (!output) return;
+  const Result<std::string> errors = store_answers(job, job.errors, "error");
+  if (!errors) return;
+  job.run.files_written(*output, *errors, parts_.now());
+  std::string().swap(job.output);
+  std::string().swap(job.errors);
   job.input.reset();
   job.at_end = true;
+  keep(job);
 }
 
 void BatchDesk::tick() {
   for (const std::unique_ptr<Job>& job : jobs_) {
     job->run.tick(parts_.now());
+    keep_answers(*job);
+    keep(*job);
     std::deque<serve::BatchCall> again = std::exchange(job->turned_away, {});
     for (serve::BatchCall& call : again) ask(*job, std::move(call));
   }
@@ -314,6 +383,85 @@ void BatchDesk::tick() {
 
 bool BatchDesk::idle() const {
   return std::all_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->run.ended(); });
+}
+
+// --- What survives the process ---
+
+// The batch's record, if it says something else than the kept one. False: not now.
+bool BatchDesk::keep(Job& job) {
+  const serve::ApiBatch& batch = job.run.batch();
+  const std::pair now(batch.status, !batch.output_file_id.empty() || !batch.error_file_id.empty());
+  if (state_ == nullptr || job.kept == now) return true;
+  // Its answers are asked for again if need be; the files are what ends it.
+  if (batch.status == serve::BatchStatus::kFinalizing) return true;
+  const Result<void> kept = state_->save_batch({job.owner, batch});
+  if (!kept) {
+    parts_.trouble(kept.error());
+    return false;
+  }
+  job.kept = now;
+  if (job.run.ended() && !job.run.wants_files()) state_->remove_journals(batch.id);
+  return true;
+}
+
+bool BatchDesk::keep_answers(Job& job) {
+  while (!job.unkept.empty()) {
+    const Job::Unkept& next = job.unkept.front();
+    const Result<void> kept = state_->append(job.run.batch().id, next.journal, next.line);
+    if (!kept) {
+      parts_.trouble(kept.error());
+      return false;
+    }
+    job.unkept.pop_front();
+  }
+  return true;
+}
+
+void BatchDesk::restore(StateDirectory& state, std::vector<std::string>& problems) {
+  state_ = &state;
+  for (StateDirectory::KeptFile& kept : state.files(problems)) {
+    bytes_ += kept.content.size();
+    files_.push_back({kept.saved.owner, kept.saved.record,
+                      std::make_shared<const std::string>(std::move(kept.content))});
+  }
+  for (StateDirectory::KeptBatch& kept : state.batches(problems)) restore_job(std::move(kept));
+}
+
+void BatchDesk::restore_job(StateDirectory::KeptBatch kept) {
+  serve::BatchRun::Answered answered;
+  answered.in_files = !kept.has_journals;
+  const auto count = [&](std::string_view text, int64_t& counter) {
+    while (!text.empty()) {
+      const size_t end = std::min(text.find('\n'), text.size());
+      if (auto id = serve::answered_custom_id(text.substr(0, end))) {
+        ++counter;
+        answered.custom_ids.insert(*std::move(id));
+      }
+      text.remove_prefix(std::min(end + 1, text.size()));
+    }
+  };
+  count(kept.output, answered.completed);
+  count(kept.errors, answered.failed);
+  const std::string input_id = kept.saved.batch.create.input_file_id;
+  auto job = std::make_unique<Job>(
+      kept.saved.owner, serve::BatchRun::resume(std::move(kept.saved.batch), std::move(answered)));
+  if (job->run.ended() && !job->run.wants_files()) {
+    job->at_end = true;
+    jobs_.push_back(std::move(job));
+    return state_->remove_journals(jobs_.back()->run.batch().id);
+  }
+  job->output = std::move(kept.output);
+  job->errors = std::move(kept.errors);
+  bytes_ += job->output.size() + job->errors.size();
+  const auto input = find_file(job->owner, input_id);
+  if (input) job->input = (*input)->content;
+  // Without its input it ends with what it has.
+  if (!input) static_cast<void>(job->run.cancel(parts_.now()));
+  using Status = serve::BatchStatus;
+  job->at_end = !input || (job->run.batch().status != Status::kInProgress &&
+                           job->run.batch().status != Status::kValidating);
+  jobs_.push_back(std::move(job));
+  if (jobs_.back()->run.batch().status == Status::kValidating) check_later(*jobs_.back());
 }
 
 }  // namespace galley::server

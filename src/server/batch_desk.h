@@ -3,8 +3,10 @@
 //
 // A line is a request like any other: same limits, same answers; one that is
 // turned away for now (429, 503) is asked again. Everybody sees only what came
-// with the same key. Knows no engine. Belongs to the loop's thread; nothing
-// survives the process.
+// with the same key. With a state directory all of it is kept there as well, so
+// that the next process goes on where this one ended, however it did: a line's
+// answer is there before it counts, and one that is there is not asked again.
+// Knows no engine. Belongs to the loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -20,6 +22,7 @@
 #include "net/exchange.h"
 #include "serve/api_batches.h"
 #include "serve/api_files.h"
+#include "server/state_directory.h"
 
 namespace galley::server {
 
@@ -33,16 +36,24 @@ struct BatchLimits {
 class BatchDesk {
  public:
   struct Parts {
-    net::Handler ask;                                  // the front door
+    // The front door, for a request of the key of this name.
+    std::function<void(const std::string& owner, const std::shared_ptr<net::Exchange>&)> ask;
     std::function<void(std::function<void()>)> later;  // on the loop, not at once
     std::function<std::string()> fresh_id;
-    std::function<int64_t()> now;  // Unix seconds
+    std::function<int64_t()> now;               // Unix seconds
+    std::function<void(const Error&)> trouble;  // something could not be kept
   };
 
   explicit BatchDesk(Parts parts, BatchLimits limits = {});
   ~BatchDesk();
   BatchDesk(const BatchDesk&) = delete;
   BatchDesk& operator=(const BatchDesk&) = delete;
+
+  // Takes up what a directory holds, and keeps everything there from now on; before anything else
+  // is called. The directory outlives the desk. What could not be read is named in `problems`.
+  void restore(StateDirectory& state, std::vector<std::string>& problems);
+  size_t file_count() const { return files_.size(); }
+  size_t batch_count() const { return jobs_.size(); }
 
   // Bodies to answer with; an Error as serve::api_error reads it. `owner` is the key's name.
   Result<std::string> upload(const std::string& owner, std::string_view content_type,
@@ -52,14 +63,13 @@ class BatchDesk {
   Result<std::string> file_content(const std::string& owner, const std::string& id) const;
   Result<std::string> remove_file(const std::string& owner, const std::string& id);
 
-  // `credentials` are the fields that its requests will carry.
-  Result<std::string> create(const std::string& owner, std::vector<net::HttpField> credentials,
-                             std::string_view body);
+  Result<std::string> create(const std::string& owner, std::string_view body);
   Result<std::string> batches(const std::string& owner, std::string_view query) const;
   Result<std::string> batch(const std::string& owner, const std::string& id) const;
   Result<std::string> cancel(const std::string& owner, const std::string& id);
 
-  // Now and then: asks again what was turned away, and lets batches expire.
+  // Now and then: asks again what was turned away, keeps what could not be kept, and lets batches
+  // expire.
   void tick();
   bool idle() const;  // no batch is on its way
 
@@ -73,10 +83,16 @@ class BatchDesk {
 
   Result<const StoredFile*> find_file(const std::string& owner, const std::string& id) const;
   Result<Job*> find_job(const std::string& owner, const std::string& id) const;
-  serve::FileRecord store(const std::string& owner, std::string filename, std::string_view purpose,
-                          std::string content);
+  // kExhausted when it cannot be kept.
+  Result<serve::FileRecord> store(const std::string& owner, serve::FileRecord record,
+                                  std::string content);
+  Result<std::string> store_answers(const Job& job, const std::string& text, const char* what);
+  void restore_job(StateDirectory::KeptBatch kept);
+  bool keep(Job& job);
+  bool keep_answers(Job& job);
   void check_later(Job& job);
   void pump();
+  void pump_later();
   void ask(Job& job, serve::BatchCall call);
   void answered(Job& job, const serve::BatchCall& call, const net::HttpResponse& response);
   void write_files(Job& job);
@@ -84,6 +100,7 @@ class BatchDesk {
 
   Parts parts_;
   BatchLimits limits_;
+  StateDirectory* state_ = nullptr;        // null: nothing survives the process
   std::deque<StoredFile> files_;           // oldest first
   std::deque<std::unique_ptr<Job>> jobs_;  // oldest first
   size_t bytes_ = 0;                       // of files, and of answers that will be files

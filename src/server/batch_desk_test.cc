@@ -4,89 +4,10 @@
 
 #include <gtest/gtest.h>
 
-#include <nlohmann/json.hpp>
+#include "server/batch_desk_fixture.h"
 
 namespace galley::server {
 namespace {
-
-using Json = nlohmann::json;
-
-class BatchDeskTest : public testing::Test {
- protected:
-  BatchDeskTest() : desk_(parts(), {.bytes_max = 4000, .files_max = 4, .in_flight_max = 2}) {}
-
-  BatchDesk::Parts parts() {
-    return {.ask =
-                [this](const std::shared_ptr<net::Exchange>& exchange) {
-                  EXPECT_EQ(exchange->request().field("Authorization"), "Bearer k");
-                  asked_.push_back(exchange);
-                  most_ = std::max(most_, asked_.size());
-                },
-            .later = [this](std::function<void()> work) { later_.push_back(std::move(work)); },
-            .fresh_id = [this] { return std::to_string(++ids_); },
-            .now = [this] { return now_; }};
-  }
-
-  void run_later() {
-    while (!later_.empty()) {
-      auto work = std::exchange(later_, {});
-      for (const auto& each : work) each();
-    }
-  }
-
-  // Answers what is asked until nothing is; `answer` makes the response of a body.
-  template <class Answer>
-  void serve_all(Answer answer) {
-    run_later();
-    while (!asked_.empty()) {
-      for (const auto& exchange : std::exchange(asked_, {})) {
-        exchange->respond(answer(Json::parse(exchange->request().body)));
-      }
-      run_later();
-    }
-  }
-
-  std::string upload(const std::string& owner, const std::string& content) {
-    const std::string body =
-        "--x\r\nContent-Disposition: form-data; name=purpose\r\n\r\nbatch\r\n"
-        "--x\r\nContent-Disposition: form-data; name=file; filename=in.jsonl\r\n\r\n" +
-        content + "\r\n--x--\r\n";
-    const auto told = desk_.upload(owner, "multipart/form-data; boundary=x", body);
-    return told ? Json::parse(*told)["id"].get<std::string>() : told.error().message;
-  }
-
-  static std::string lines(int count) {
-    std::string text;
-    for (int i = 0; i < count; ++i) {
-      const std::string number = std::to_string(i);
-      text.append(R"({"custom_id":"l)").append(number);
-      text.append(R"(","method":"POST","url":"/v1/completions","body":{"prompt":")");
-      text.append(number).append("\"}}\n");
-    }
-    return text;
-  }
-
-  std::string create(const std::string& owner, const std::string& file) {
-    const auto told =
-        desk_.create(owner, {{"authorization", "Bearer k"}},
-                     R"({"input_file_id":")" + file +
-                         R"(","endpoint":"/v1/completions","completion_window":"24h"})");
-    return told ? Json::parse(*told)["id"].get<std::string>() : told.error().message;
-  }
-
-  Json batch(const std::string& id) { return Json::parse(*desk_.batch("me", id)); }
-
-  static net::HttpResponse good(const Json& body) {
-    return {200, {}, R"({"text":)" + body["prompt"].dump() + "}"};
-  }
-
-  std::vector<std::shared_ptr<net::Exchange>> asked_;
-  std::vector<std::function<void()>> later_;
-  size_t most_ = 0;  // asked at once
-  int ids_ = 0;
-  int64_t now_ = 100;
-  BatchDesk desk_;
-};
 
 TEST_F(BatchDeskTest, FromUploadToOutput) {
   const std::string file = upload("me", lines(5) + "\n");
@@ -102,16 +23,16 @@ TEST_F(BatchDeskTest, FromUploadToOutput) {
   const Json done = batch(id);
   EXPECT_EQ(done["status"], "completed");
   EXPECT_EQ(done["request_counts"].dump(), R"({"completed":4,"failed":1,"total":5})");
-  EXPECT_TRUE(desk_.idle());
+  EXPECT_TRUE(desk_->idle());
   std::vector<std::string> custom_ids;
-  const std::string output = *desk_.file_content("me", done["output_file_id"]);
+  const std::string output = *desk_->file_content("me", done["output_file_id"]);
   for (size_t at = 0; at < output.size(); at = output.find('\n', at) + 1) {
     const Json line = Json::parse(output.substr(at, output.find('\n', at) - at));
     EXPECT_EQ(std::string("l").append(line["response"]["body"]["text"]), line["custom_id"]);
     custom_ids.push_back(line["custom_id"]);
   }
   EXPECT_EQ(custom_ids, (std::vector<std::string>{"l0", "l1", "l2", "l4"}));
-  const Json wrong = Json::parse(*desk_.file_content("me", done["error_file_id"]));
+  const Json wrong = Json::parse(*desk_->file_content("me", done["error_file_id"]));
   EXPECT_EQ(wrong["custom_id"], "l3");
   EXPECT_EQ(wrong["response"]["request_id"], "named");  // as in the log
 }
@@ -125,10 +46,10 @@ TEST_F(BatchDeskTest, TurnedAwayIsAskedAgain) {
   };
   for (int i = 0; i < 3; ++i) {
     serve_all(busy);
-    desk_.tick();
+    desk_->tick();
   }
   EXPECT_EQ(refusals, 6);  // two lines, three times: no more are begun meanwhile
-  EXPECT_FALSE(desk_.idle());
+  EXPECT_FALSE(desk_->idle());
   serve_all(good);
   EXPECT_EQ(batch(id)["request_counts"].dump(), R"({"completed":4,"failed":0,"total":4})");
   EXPECT_EQ(most_, 2U);
@@ -138,19 +59,19 @@ TEST_F(BatchDeskTest, OwnersAreKeptApart) {
   const std::string file = upload("me", lines(1));
   EXPECT_EQ(create("you", file), "there is no file " + file);
   const std::string id = create("me", file);
-  EXPECT_FALSE(desk_.file("you", file));
-  EXPECT_FALSE(desk_.batch("you", id));
-  EXPECT_FALSE(desk_.cancel("you", id));
-  EXPECT_EQ(Json::parse(*desk_.files("you", ""))["data"].size(), 0U);
-  EXPECT_EQ(Json::parse(*desk_.batches("me", "limit=1"))["data"][0]["id"], id);
-  EXPECT_EQ(desk_.file("me", "x").error().code, ErrorCode::kNotFound);
+  EXPECT_FALSE(desk_->file("you", file));
+  EXPECT_FALSE(desk_->batch("you", id));
+  EXPECT_FALSE(desk_->cancel("you", id));
+  EXPECT_EQ(Json::parse(*desk_->files("you", ""))["data"].size(), 0U);
+  EXPECT_EQ(Json::parse(*desk_->batches("me", "limit=1"))["data"][0]["id"], id);
+  EXPECT_EQ(desk_->file("me", "x").error().code, ErrorCode::kNotFound);
 }
 
 TEST_F(BatchDeskTest, CancelKeepsWhatWasDone) {
   const std::string id = create("me", upload("me", lines(4)));
   run_later();
   ASSERT_EQ(asked_.size(), 2U);
-  EXPECT_EQ(Json::parse(*desk_.cancel("me", id))["status"], "cancelling");
+  EXPECT_EQ(Json::parse(*desk_->cancel("me", id))["status"], "cancelling");
   serve_all(good);
   const Json done = batch(id);
   EXPECT_EQ(done["status"], "cancelled");
@@ -172,12 +93,12 @@ TEST_F(BatchDeskTest, Bounds) {
   const std::string file = upload("me", lines(2));
   const std::string id = create("me", file);
   run_later();
-  EXPECT_EQ(desk_.remove_file("me", file).error().message, id + " is still reading this file");
+  EXPECT_EQ(desk_->remove_file("me", file).error().message, id + " is still reading this file");
   serve_all([](const Json& /*body*/) {
     return net::HttpResponse{200, {}, std::string(5000, '1')};
   });
   EXPECT_EQ(batch(id)["request_counts"]["failed"], 2);  // answers that do not fit are no success
-  EXPECT_TRUE(desk_.remove_file("me", file));
+  EXPECT_TRUE(desk_->remove_file("me", file));
 }
 
 TEST_F(BatchDeskTest, AnswersMayComeAfterTheDesk) {
@@ -188,10 +109,9 @@ TEST_F(BatchDeskTest, AnswersMayComeAfterTheDesk) {
       lines(1) + "\r\n--x--\r\n";
   const std::string file =
       Json::parse(*short_lived->upload("me", "multipart/form-data; boundary=x", form))["id"];
-  ASSERT_TRUE(short_lived->create("me", {{"authorization", "Bearer k"}},
-                                  R"({"input_file_id":")" + file +
-                                      R"(","endpoint":"/v1/completions","completion_window":)"
-                                      R"("24h"})"));
+  ASSERT_TRUE(short_lived->create("me", R"({"input_file_id":")" + file +
+                                            R"(","endpoint":"/v1/completions","completion_window":)"
+                                            R"("24h"})"));
   run_later();
   ASSERT_EQ(asked_.size(), 1U);
   asked_[0]->respond({200, {}, "{}"});

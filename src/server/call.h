@@ -25,6 +25,7 @@ struct Call {
   serve::ApiDialect dialect = serve::ApiDialect::kOpenAi;
   TimePoint arrived;
   std::optional<TraceParent> trace;    // with this server's span
+  std::optional<std::string> asker;    // of a batch's line: its key's name, let in before
   std::optional<Guest> guest;          // once let in
   std::vector<net::HttpField> fields;  // of the answer, whatever it is
 

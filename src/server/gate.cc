@@ -52,6 +52,14 @@ std::optional<GateRefusal> Guest::take_place(TimePoint now) {
   return std::nullopt;
 }
 
+std::optional<GateRefusal> Guest::reserve_tokens(int64_t tokens, TimePoint now) const {
+  if (rate_ == nullptr) return std::nullopt;
+  auto refusal = rate_->reserve_tokens(tokens, limits_, now);
+  if (!refusal) return std::nullopt;
+  return GateRefusal{GateRefusal::Kind::kLimit, std::move(refusal->message),
+                     refusal->retry_after_s};
+}
+
 std::vector<net::HttpField> Guest::limit_fields() const {
   std::vector<net::HttpField> fields;
   if (rate_ == nullptr) return fields;
@@ -85,10 +93,27 @@ std::variant<Guest, GateRefusal> Gate::admit(const net::HttpRequest& request, Sc
   }
   const ApiKey* key = keys_->find(*presented);
   if (key == nullptr) return GateRefusal{Kind::kUnknownKey, "this API key is not known here"};
-  if (!key->may(scope)) {
-    return GateRefusal{Kind::kScope, "the key " + key->name + " lacks the scope for this"};
+  return let_in(*key, scope, now);
+}
+
+std::variant<Guest, GateRefusal> Gate::admit_again(const std::string& name, Scope scope,
+                                                   TimePoint now) {
+  if (!keys_) return Guest();
+  const ApiKey* found = nullptr;
+  for (const ApiKey& key : keys_->all()) {
+    if (key.name == name && (found == nullptr || key.may(scope))) found = &key;
   }
-  std::shared_ptr<RateLimit>& rate = rates_[key->name];
+  if (found != nullptr) return let_in(*found, scope, now);
+  return GateRefusal{GateRefusal::Kind::kUnknownKey,
+                     "the key \"" + name + "\" that asked for this is not known here any more"};
+}
+
+std::variant<Guest, GateRefusal> Gate::let_in(const ApiKey& key, Scope scope, TimePoint now) {
+  if (!key.may(scope)) {
+    return GateRefusal{GateRefusal::Kind::kScope,
+                       "the key " + key.name + " lacks the scope for this"};
+  }
+  std::shared_ptr<RateLimit>& rate = rates_[key.name];
   if (rate == nullptr) {
     // Names of keys that are gone are forgotten when nobody of theirs is in.
     if (rates_.size() > kApiKeysMax) {
@@ -96,11 +121,11 @@ std::variant<Guest, GateRefusal> Gate::admit(const net::HttpRequest& request, Sc
         return each.second != nullptr && each.second->running() == 0;
       });
     }
-    std::shared_ptr<RateLimit>& fresh = rates_[key->name];
+    std::shared_ptr<RateLimit>& fresh = rates_[key.name];
     fresh = std::make_shared<RateLimit>(now);
-    return Guest(key->name, key->limits, fresh);
+    return Guest(key.name, key.limits, fresh);
   }
-  return Guest(key->name, key->limits, rate);
+  return Guest(key.name, key.limits, rate);
 }
 
 }  // namespace galley::server

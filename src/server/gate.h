@@ -55,6 +55,9 @@ class Guest {
   const std::string& name() const { return name_; }
   // Counts one request to generate, or says why not yet.
   std::optional<GateRefusal> take_place(TimePoint now);
+  // Charges a prompt's tokens, or says why not yet.
+  std::optional<GateRefusal> reserve_tokens(int64_t tokens, TimePoint now) const;
+  // At the end: what was produced, less what was reserved and not used.
   void charge_tokens(int64_t tokens) const {
     if (rate_ != nullptr) rate_->charge_tokens(tokens);
   }
@@ -86,8 +89,13 @@ class Gate {
 
   std::variant<Guest, GateRefusal> admit(const net::HttpRequest& request, Scope scope,
                                          TimePoint now);
+  // Somebody who was let in before, under the name of his key, and has work here still: the key
+  // itself is not kept anywhere.
+  std::variant<Guest, GateRefusal> admit_again(const std::string& name, Scope scope, TimePoint now);
 
  private:
+  std::variant<Guest, GateRefusal> let_in(const ApiKey& key, Scope scope, TimePoint now);
+
   std::optional<ApiKeys> keys_;
   GateOptions options_;
   std::map<std::string, std::shared_ptr<RateLimit>> rates_;  // by name; at most kApiKeysMax

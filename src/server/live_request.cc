@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <utility>
+#include <variant>
 
 #include "base/check.h"
 
@@ -33,6 +34,12 @@ const char* finish_word(serve::AnswerFinish reason) {
       return "error";
   }
   return "error";
+}
+
+bool ends_a_call(const std::vector<serve::AnswerEvent>& events) {
+  return std::any_of(events.begin(), events.end(), [](const serve::AnswerEvent& event) {
+    return std::holds_alternative<serve::ToolCallEnd>(event);
+  });
 }
 
 // As words that live as long as the program.
@@ -136,6 +143,9 @@ void LiveRequest::digest(const Mail& mail) {
     if (!is_end_token) {
       if (request_.sampling.logprob) add_logprobs(mail, reasoning);
       choice.reader->push(mail.token, events_);
+      if (request_.one_tool_call && ends_a_call(events_)) {
+        return end_choice(mail.choice, serve::AnswerFinish::kStop);
+      }
     }
   }
   if (choice.reader->done()) return end_choice(mail.choice, serve::AnswerFinish::kStop);

@@ -55,6 +55,23 @@ std::optional<RateLimit::Refusal> RateLimit::start(const KeyLimits& limits, Time
   return std::nullopt;
 }
 
+std::optional<RateLimit::Refusal> RateLimit::reserve_tokens(int64_t tokens, const KeyLimits& limits,
+                                                            TimePoint now) {
+  refill(limits, now);
+  if (limits.tokens_per_minute) {
+    const auto most = static_cast<double>(*limits.tokens_per_minute);
+    const double room_for = std::min(static_cast<double>(tokens), most);
+    if (tokens_used_ + room_for > most) {
+      return Refusal{"this key may use " + std::to_string(*limits.tokens_per_minute) +
+                         " tokens a minute, and has " + std::to_string(tokens_left(limits)) +
+                         " left; the prompt has " + std::to_string(tokens),
+                     wait_seconds(tokens_used_, most - room_for, *limits.tokens_per_minute)};
+    }
+  }
+  charge_tokens(tokens);
+  return std::nullopt;
+}
+
 int64_t RateLimit::requests_left(const KeyLimits& limits) const {
   const auto most = static_cast<double>(limits.requests_per_minute.value_or(0));
   return static_cast<int64_t>(std::max(0.0, most - requests_used_));

@@ -1,10 +1,13 @@
 // How much one key may still use: requests at once, requests and tokens a minute.
 //
-// The rates are buckets that refill steadily and hold one minute's worth. Tokens
-// are charged when they are known, so a bucket may go below nothing; the next
-// request then waits until it is above. Knows no clock: times are handed in.
+// The rates are buckets that refill steadily and hold one minute's worth. A
+// prompt is charged before it runs, and refused when the bucket has no room for
+// it; what a request was charged and did not use is given back at its end, and
+// what it produced is charged then, so a bucket may go below nothing: the next
+// request waits until it is above. Knows no clock: times are handed in.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <optional>
@@ -27,7 +30,13 @@ class RateLimit {
 
   // Counts a request, or says why not yet. The limits may change from call to call.
   std::optional<Refusal> start(const KeyLimits& limits, TimePoint now);
-  void charge_tokens(int64_t tokens) { tokens_used_ += static_cast<double>(tokens); }
+  // Charges a prompt, or says when there will be room. One larger than a minute's worth is taken
+  // when the bucket is full: it would never be else.
+  std::optional<Refusal> reserve_tokens(int64_t tokens, const KeyLimits& limits, TimePoint now);
+  // Negative: gives back.
+  void charge_tokens(int64_t tokens) {
+    tokens_used_ = std::max(0.0, tokens_used_ + static_cast<double>(tokens));
+  }
   void finish() { --running_; }
 
   int64_t running() const { return running_; }

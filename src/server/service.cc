@@ -1,6 +1,7 @@
 #include "server/service.h"
 
 #include <algorithm>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <utility>
 
@@ -92,6 +93,7 @@ Service::Service(net::EventLoop& loop, ServiceOptions options, EventLog& log, Ga
       log_(&log),
       gate_(std::move(gate)),
       metrics_(options_.model_names.front()),
+      defaults_(std::make_shared<const serve::RequestDefaults>(options_.defaults)),
       created_s_(unix_seconds()),
       random_(std::random_device{}()),
       mailbox_([this] { loop_->post([this] { deliver_mail(); }); }),
@@ -108,13 +110,28 @@ Service::Service(net::EventLoop& loop, ServiceOptions options, EventLog& log, Ga
 // The engine has ended by now: what it still said is taken, so that nothing waits for it.
 Service::~Service() { deliver_mail(); }
 
+void Service::set_loading(const char* phase, double fraction) {
+  loading_phase_ = phase;
+  loading_fraction_ = fraction;
+}
+
+void Service::replace_options(const ServiceOptions& options) {
+  defaults_ = std::make_shared<const serve::RequestDefaults>(options.defaults);
+  options_.output_tokens_max = options.output_tokens_max;
+  options_.keep_alive = options.keep_alive;
+  options_.deadline = options.deadline;
+  options_.stuck_after = options.stuck_after;
+}
+
 void Service::become_ready(ServedModel model, int64_t context_tokens_max) {
   loop_->post([this, model, context_tokens_max] {
     context_tokens_max_ = context_tokens_max;
     model_ = model;
     door_.engine = model.engine;
     door_.tokenizer = model.tokenizer;
-    if (state_ == ServiceState::kStarting) set_state(ServiceState::kReady);
+    if (state_ != ServiceState::kStarting) return;
+    set_state(ServiceState::kReady);
+    desk_->tick();  // batches of the process before wait for this
   });
 }
 
@@ -185,7 +202,8 @@ void Service::dispatch(std::unique_ptr<Call> call) {
 // False: the call was answered.
 bool Service::let_in(std::unique_ptr<Call>& call, const Route& route) {
   if (route.open) return true;
-  auto admitted = gate_.admit(call->request(), route.scope, call->arrived);
+  auto admitted = call->asker ? gate_.admit_again(*call->asker, route.scope, call->arrived)
+                              : gate_.admit(call->request(), route.scope, call->arrived);
   if (auto* refusal = std::get_if<GateRefusal>(&admitted)) {
     if (refusal->kind == GateRefusal::Kind::kNoKey ||
         refusal->kind == GateRefusal::Kind::kUnknownKey) {
@@ -242,8 +260,8 @@ void Service::refuse(std::unique_ptr<Call> call, const serve::ApiError& error,
 
 void Service::log_call(const Call& call, int status, std::string_view problem) {
   metrics_.count_response(call.route, status);
-  LogEvent event("answered");
-  event.add("id", call.id).add("route", call.route).add("status", status);
+  LogEvent event("answered", call.id);
+  event.add("route", call.route).add("status", status);
   if (call.route == "other") event.add("path", call.request().path.substr(0, 200));
   if (call.guest && !call.guest->name().empty()) event.add("key", call.guest->name());
   event.add("peer", call.request().peer);
@@ -262,7 +280,7 @@ net::HttpResponse Service::describe_failure(int status, const std::string& messa
   const std::string id = random_hex(random_);
   const serve::ApiError error = {fault_of_status(status), message, ""};
   metrics_.count_response("malformed", status);
-  log_->info(LogEvent("malformed").add("id", id).add("status", status).add("problem", message));
+  log_->info(LogEvent("malformed", id).add("status", status).add("problem", message));
   net::HttpResponse response = {status,
                                 {{"X-Request-Id", id}, {"Content-Type", "application/json"}},
                                 serve::error_body(error, serve::ApiDialect::kOpenAi, id)};
@@ -296,8 +314,15 @@ void Service::get_health(std::unique_ptr<Call> call) {
 void Service::get_ready(std::unique_ptr<Call> call) {
   const std::string wrong = trouble();
   const bool ready = state_ == ServiceState::kReady && wrong.empty();
-  nlohmann::ordered_json body = {{"status", ready ? "ready" : "not ready"},
+  const bool loading = state_ == ServiceState::kStarting;
+  nlohmann::ordered_json body = {{"status", ready     ? "ready"
+                                            : loading ? "loading"
+                                                      : "not ready"},
                                  {"state", state_name(state_)}};
+  if (loading) {
+    body["phase"] = loading_phase_.load();
+    body["fraction"] = std::round(1000 * loading_fraction_) / 1000;
+  }
   if (!wrong.empty()) body["problem"] = wrong;
   reply(std::move(call), ready ? 200 : 503, body.dump());
 }
@@ -358,9 +383,14 @@ void Service::sweep(LiveRequest* request) {
   const Call& call = request->call();
   metrics_.observe(outcome.timing);
   metrics_.count_response(call.route, outcome.status);
-  if (call.guest) call.guest->charge_tokens(outcome.usage.completion_tokens);
-  LogEvent event("finished");
-  event.add("id", call.id).add("route", call.route).add("status", outcome.status);
+  if (call.guest) {
+    // A prompt that never ran costs nothing.
+    const bool ran = outcome.timing.queue_s >= 0;
+    call.guest->charge_tokens(outcome.usage.completion_tokens -
+                              (ran ? 0 : outcome.usage.prompt_tokens));
+  }
+  LogEvent event("finished", call.id);
+  event.add("route", call.route).add("status", outcome.status);
   event.add("finish", outcome.finish);
   if (call.guest && !call.guest->name().empty()) event.add("key", call.guest->name());
   event.add("peer", call.request().peer);

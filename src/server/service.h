@@ -7,6 +7,7 @@
 // where said.
 #pragma once
 
+#include <atomic>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -91,8 +92,16 @@ class Service {
   // What a client hears whose bytes are no request.
   net::HttpResponse describe_failure(int status, const std::string& message);
 
+  // Any thread: how far loading is; `phase` is a literal, `fraction` an estimate of the whole.
+  void set_loading(const char* phase, double fraction);
   // Any thread: the engine that came.
   void become_ready(ServedModel model, int64_t context_tokens_max);
+
+  // Files and batches of another process are taken up, and kept from now on; before the loop runs.
+  void keep_state(StateDirectory& state);
+
+  // What of the options may change while it runs: defaults, limits of answers and times.
+  void replace_options(const ServiceOptions& options);
 
   void set_state(ServiceState state);
   ServiceState state() const { return state_; }
@@ -169,15 +178,19 @@ class Service {
   std::optional<serve::ApiError> check_fit(const Prepared& prepared) const;
   std::optional<serve::ApiError> check_model(std::string_view name) const;
   model::TokenBudget token_budget() const;
-  Result<Prepared> prepare_completion(const std::string& body) const;
+  Result<Prepared> prepare_completion(const std::string& body,
+                                      const serve::RequestDefaults& defaults) const;
   Result<Prepared> prepare_conversation(Result<serve::ApiRequest> parsed) const;
-  Result<Prepared> prepare_count(const std::string& body) const;
-  Result<Prepared> prepare_tokenize(const std::string& body) const;
+  Result<Prepared> prepare_count(const std::string& body,
+                                 const serve::RequestDefaults& defaults) const;
+  Result<Prepared> prepare_tokenize(const std::string& body,
+                                    const serve::RequestDefaults& defaults) const;
   Result<Prepared> prepare_detokenize(const std::string& body) const;
   std::vector<Order> make_orders(const Prepared& prepared, const Call& call);
   std::unique_ptr<AnswerReader> make_reader(const Prepared& prepared);
   // Runs `work` on the body on a worker, and `then` with its result on the loop.
-  using Prepare = std::function<Result<Prepared>(const std::string& body)>;
+  using Prepare =
+      std::function<Result<Prepared>(const std::string& body, const serve::RequestDefaults&)>;
   void on_worker(std::unique_ptr<Call> call, Prepare work,
                  void (Service::*then)(std::unique_ptr<Call>, Result<Prepared>));
 
@@ -199,6 +212,10 @@ class Service {
   Gate gate_;
   ServingMetrics metrics_;
   ServiceState state_ = ServiceState::kStarting;
+  std::atomic<const char*> loading_phase_{"starting"};
+  std::atomic<double> loading_fraction_{0};
+  // What a request does not say; shared with the workers, which may still read the one before.
+  std::shared_ptr<const serve::RequestDefaults> defaults_;
   std::optional<ServedModel> model_;
   int64_t context_tokens_max_ = 0;  // prompt and answer together; known with the model
   int64_t created_s_;

@@ -9,16 +9,6 @@ namespace {
 constexpr std::string_view kContent = "/content";
 constexpr std::string_view kCancel = "/cancel";
 
-// What a batch's lines need to pass the gate as its creator did.
-std::vector<net::HttpField> credentials_of(const net::HttpRequest& request) {
-  std::vector<net::HttpField> fields = {{"Content-Type", "application/json"}};
-  for (const char* name : {"Authorization", "X-Api-Key", "Host"}) {
-    const auto value = request.field(name);
-    if (value) fields.push_back({name, std::string(*value)});
-  }
-  return fields;
-}
-
 const std::string& owner_of(const Call& call) { return call.guest->name(); }
 
 // What stands for the star of the route's path.
@@ -30,14 +20,35 @@ std::string name_in(const Call& call) {
 
 std::unique_ptr<BatchDesk> Service::make_desk() {
   return std::make_unique<BatchDesk>(BatchDesk::Parts{
-      .ask = [this](const std::shared_ptr<net::Exchange>& exchange) { handle_public(exchange); },
+      .ask =
+          [this](const std::string& owner, const std::shared_ptr<net::Exchange>& exchange) {
+            std::unique_ptr<Call> call = open_call(exchange);
+            call->asker = owner;
+            dispatch(std::move(call));
+          },
       .later = [this](std::function<void()> work) { loop_->post(std::move(work)); },
       .fresh_id = [this] { return random_hex(random_, 24); },
       .now =
           [] {
             const auto now = std::chrono::system_clock::now().time_since_epoch();
             return std::chrono::duration_cast<std::chrono::seconds>(now).count();
+          },
+      .trouble =
+          [this](const Error& error) {
+            log_->error(LogEvent("state_not_kept").add("problem", error.message));
           }});
+}
+
+void Service::keep_state(StateDirectory& state) {
+  std::vector<std::string> problems;
+  desk_->restore(state, problems);
+  for (const std::string& problem : problems) {
+    log_->warn(LogEvent("state_not_read").add("problem", problem));
+  }
+  log_->info(LogEvent("kept_state")
+                 .add("directory", state.path())
+                 .add("files", static_cast<int64_t>(desk_->file_count()))
+                 .add("batches", static_cast<int64_t>(desk_->batch_count())));
 }
 
 void Service::reply_desk(std::unique_ptr<Call> call, Result<std::string> body,
@@ -76,7 +87,7 @@ void Service::delete_file(std::unique_ptr<Call> call) {
 
 void Service::post_batch(std::unique_ptr<Call> call) {
   const net::HttpRequest& request = call->request();
-  auto body = desk_->create(owner_of(*call), credentials_of(request), request.body);
+  auto body = desk_->create(owner_of(*call), request.body);
   reply_desk(std::move(call), std::move(body));
 }
 

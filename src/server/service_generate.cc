@@ -42,14 +42,14 @@ void Service::on_worker(std::unique_ptr<Call> call, Prepare work,
   std::string body = std::move(call->exchange->request().body);
   const size_t bytes = body.size();
   Call* const travelling = call.release();
-  const bool taken = workers_->post(
-      bytes, [this, travelling, body = std::move(body), work = std::move(work), then] {
-        auto result = std::make_shared<Result<Prepared>>(work(body));
-        loop_->post([this, travelling, result, then] {
-          --preparing_;
-          (this->*then)(std::unique_ptr<Call>(travelling), std::move(*result));
-        });
-      });
+  const bool taken = workers_->post(bytes, [this, travelling, body = std::move(body),
+                                            work = std::move(work), then, defaults = defaults_] {
+    auto result = std::make_shared<Result<Prepared>>(work(body, *defaults));
+    loop_->post([this, travelling, result, then] {
+      --preparing_;
+      (this->*then)(std::unique_ptr<Call>(travelling), std::move(*result));
+    });
+  });
   if (taken) {
     ++preparing_;
     return;
@@ -60,15 +60,18 @@ void Service::on_worker(std::unique_ptr<Call> call, Prepare work,
 
 void Service::post_completions(std::unique_ptr<Call> call) {
   on_worker(
-      std::move(call), [this](const std::string& body) { return prepare_completion(body); },
+      std::move(call),
+      [this](const std::string& body, const serve::RequestDefaults& defaults) {
+        return prepare_completion(body, defaults);
+      },
       &Service::start);
 }
 
 void Service::post_chat(std::unique_ptr<Call> call) {
   on_worker(
       std::move(call),
-      [this](const std::string& body) {
-        return prepare_conversation(serve::parse_chat_request(body, options_.defaults));
+      [this](const std::string& body, const serve::RequestDefaults& defaults) {
+        return prepare_conversation(serve::parse_chat_request(body, defaults));
       },
       &Service::start);
 }
@@ -76,8 +79,8 @@ void Service::post_chat(std::unique_ptr<Call> call) {
 void Service::post_responses(std::unique_ptr<Call> call) {
   on_worker(
       std::move(call),
-      [this](const std::string& body) {
-        return prepare_conversation(serve::parse_responses_request(body, options_.defaults));
+      [this](const std::string& body, const serve::RequestDefaults& defaults) {
+        return prepare_conversation(serve::parse_responses_request(body, defaults));
       },
       &Service::start);
 }
@@ -85,27 +88,36 @@ void Service::post_responses(std::unique_ptr<Call> call) {
 void Service::post_messages(std::unique_ptr<Call> call) {
   on_worker(
       std::move(call),
-      [this](const std::string& body) {
-        return prepare_conversation(serve::parse_messages_request(body, options_.defaults));
+      [this](const std::string& body, const serve::RequestDefaults& defaults) {
+        return prepare_conversation(serve::parse_messages_request(body, defaults));
       },
       &Service::start);
 }
 
 void Service::post_count_tokens(std::unique_ptr<Call> call) {
   on_worker(
-      std::move(call), [this](const std::string& body) { return prepare_count(body); },
+      std::move(call),
+      [this](const std::string& body, const serve::RequestDefaults& defaults) {
+        return prepare_count(body, defaults);
+      },
       &Service::reply_prepared);
 }
 
 void Service::post_tokenize(std::unique_ptr<Call> call) {
   on_worker(
-      std::move(call), [this](const std::string& body) { return prepare_tokenize(body); },
+      std::move(call),
+      [this](const std::string& body, const serve::RequestDefaults& defaults) {
+        return prepare_tokenize(body, defaults);
+      },
       &Service::reply_prepared);
 }
 
 void Service::post_detokenize(std::unique_ptr<Call> call) {
   on_worker(
-      std::move(call), [this](const std::string& body) { return prepare_detokenize(body); },
+      std::move(call),
+      [this](const std::string& body, const serve::RequestDefaults& /*defaults*/) {
+        return prepare_detokenize(body);
+      },
       &Service::reply_prepared);
 }
 
@@ -123,9 +135,10 @@ model::TokenBudget Service::token_budget() const {
   return {.tokens_max = std::max(2 * context_tokens_max_, kCountedTokens)};
 }
 
-Result<Service::Prepared> Service::prepare_completion(const std::string& body) const {
+Result<Service::Prepared> Service::prepare_completion(
+    const std::string& body, const serve::RequestDefaults& defaults) const {
   Prepared prepared;
-  prepared.request = TRY(serve::parse_completion_request(body, options_.defaults));
+  prepared.request = TRY(serve::parse_completion_request(body, defaults));
   for (const serve::RawPrompt& prompt : prepared.request.prompts) {
     model::TokenBudget budget = token_budget();
     if (!prompt.ids.empty()) {
@@ -168,20 +181,22 @@ Result<Service::Prepared> Service::prepare_conversation(Result<serve::ApiRequest
   return prepared;
 }
 
-Result<Service::Prepared> Service::prepare_count(const std::string& body) const {
+Result<Service::Prepared> Service::prepare_count(const std::string& body,
+                                                 const serve::RequestDefaults& defaults) const {
   const serve::ApiRequest request =
-      TRY(serve::parse_messages_request(body, options_.defaults, serve::MessagesUse::kCount));
+      TRY(serve::parse_messages_request(body, defaults, serve::MessagesUse::kCount));
   const serve::Prompt prompt = TRY(model_->codec->encode(*request.conversation));
   Prepared prepared;
   prepared.body = serve::count_tokens_body(static_cast<int64_t>(prompt.ids.size()));
   return prepared;
 }
 
-Result<Service::Prepared> Service::prepare_tokenize(const std::string& body) const {
+Result<Service::Prepared> Service::prepare_tokenize(const std::string& body,
+                                                    const serve::RequestDefaults& defaults) const {
   const serve::TokenizeRequest request = TRY(serve::parse_tokenize_request(body));
   std::vector<int32_t> ids;
   if (!request.text) {
-    const serve::ApiRequest chat = TRY(serve::parse_chat_request(body, options_.defaults));
+    const serve::ApiRequest chat = TRY(serve::parse_chat_request(body, defaults));
     ids = TRY(model_->codec->encode(*chat.conversation)).ids;
   } else if (request.add_special_tokens) {
     ids = TRY(model_->codec->encode_text(*request.text, model::Markup::kPlain));
@@ -251,7 +266,7 @@ std::unique_ptr<AnswerReader> Service::make_reader(const Prepared& prepared) {
 std::vector<Order> Service::make_orders(const Prepared& prepared, const Call& call) {
   const serve::ApiRequest& asked = prepared.request;
   // Its own, else --seed, else drawn.
-  uint64_t seed = asked.seed.value_or(options_.defaults.sampling.seed);
+  uint64_t seed = asked.seed.value_or(defaults_->sampling.seed);
   if (!asked.seed && seed == 0) seed = random_();
   const std::string who = call.guest ? call.guest->name() : "";
   std::vector<Order> orders;
@@ -266,8 +281,12 @@ std::vector<Order> Service::make_orders(const Prepared& prepared, const Call& ca
       order.request.id = model_->engine->next_id();
       order.request.prompt = prepared.prompts[p];
       order.request.output_tokens_max = static_cast<int32_t>(std::min(most, room));
-      order.request.stop_tokens = {model_->codec->end_id()};
+      if (!asked.ignore_end) order.request.stop_tokens = {model_->codec->end_id()};
       order.request.sampling = asked.sampling;
+      if (asked.output_tokens_min > 0) {
+        order.request.sampling.held_back = {model_->codec->end_id()};
+        order.request.sampling.held_back_before = size + asked.output_tokens_min;
+      }
       order.request.sampling.seed = seed;
       order.request.sampling.stream = orders.size();
       order.request.priority = asked.priority;
@@ -304,7 +323,12 @@ void Service::start(std::unique_ptr<Call> call, Result<Prepared> prepared) {
   for (const std::vector<int32_t>& prompt : prepared->prompts) {
     head.prompt_tokens += static_cast<int64_t>(prompt.size());
   }
-  if (call->guest) call->guest->charge_tokens(head.prompt_tokens);
+  if (call->guest) {
+    if (const auto refusal = call->guest->reserve_tokens(head.prompt_tokens, Clock::now())) {
+      return refuse(std::move(call), {serve::ApiFault::kRateLimited, refusal->message, ""},
+                    refusal->retry_after_s);
+    }
+  }
   const std::string warning = serve::ignored_fields_warning(prepared->request);
   if (!warning.empty()) call->fields.push_back({"Warning", warning});
   std::vector<Order> orders = make_orders(*prepared, *call);

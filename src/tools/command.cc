@@ -284,6 +284,23 @@ std::optional<int> Command::parse(int argc, char** argv) {
   return std::nullopt;
 }
 
+Result<void> Command::reread(int argc, char** argv) {
+  try {
+    state_->app.parse(argc, argv);
+  } catch (const CLI::Error& error) {
+    return Error{ErrorCode::kInvalid, one_line(error.what())};
+  }
+  return state_->layer();
+}
+
+std::vector<std::pair<std::string, std::string>> Command::values() const {
+  std::vector<std::pair<std::string, std::string>> values;
+  for (const State::Setting& setting : state_->settings) {
+    values.emplace_back(setting.name, setting.show());
+  }
+  return values;
+}
+
 bool Command::given(const std::string& name) const {
   for (const State::Setting& setting : state_->settings) {
     if (setting.name == name) return setting.source != "default";

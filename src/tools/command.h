@@ -12,6 +12,7 @@
 #include <optional>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 #include "base/result.h"
@@ -62,6 +63,12 @@ class Command {
   // Reads everything. An exit code when the verb is over: help was asked for, or the
   // input is wrong and one line on stderr said so.
   std::optional<int> parse(int argc, char** argv);
+
+  // Reads everything as parse() does, for a second look at files that may have changed: prints
+  // nothing, an error is the one line that parse() would print. Not for a command that was parsed.
+  Result<void> reread(int argc, char** argv);
+  // Every setting by its long name and as it is now, in the order of their declaration.
+  std::vector<std::pair<std::string, std::string>> values() const;
 
   // True when a flag, the environment or the file gave the setting of this long name.
   bool given(const std::string& name) const;

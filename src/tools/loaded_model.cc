@@ -54,13 +54,16 @@ Result<engine::PrefixReplay> parse_prefix_cache(const std::string& name) {
   return Error{ErrorCode::kInvalid, "no prefix cache \"" + name + "\""};
 }
 
-Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const ModelSettings& settings) {
+Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const ModelSettings& settings,
+                                                       LoadWatch* watch) {
   const std::string directory = TRY(find_model(settings.model));
+  if (watch != nullptr) watch->enter("tokenizer", 0);
   model::Tokenizer tokenizer = TRY(model::Tokenizer::open(directory));
   std::unique_ptr<LoadedModel> loaded(new LoadedModel(std::move(tokenizer)));
   loaded->directory_ = directory;
   loaded->codec_ = TRY(serve::ChatCodec::create(loaded->tokenizer_));
   loaded->backend_ = TRY(make_backend(settings.backend, settings.threads));
+  if (watch != nullptr) watch->enter("checkpoint", 0);
   loaded->model_ = TRY(model::Model::open(directory));
   return loaded;
 }

@@ -16,6 +16,7 @@
 #include "serve/codec.h"
 #include "tools/backend.h"
 #include "tools/command.h"
+#include "tools/load_watch.h"
 #include "tools/model_settings.h"
 
 namespace galley::tools {
@@ -37,7 +38,9 @@ void add_engine_settings(Command& command, EngineSettings& settings);
 
 class LoadedModel {
  public:
-  static Result<std::unique_ptr<LoadedModel>> open(const ModelSettings& settings);
+  // Tells the watch, if there is one, which phase it enters.
+  static Result<std::unique_ptr<LoadedModel>> open(const ModelSettings& settings,
+                                                   LoadWatch* watch = nullptr);
 
   const std::string& directory() const { return directory_; }
   const model::Model& model() const { return *model_; }

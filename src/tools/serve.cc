@@ -10,10 +10,14 @@
 #include <csignal>
 #include <cstdio>
 #include <filesystem>
+#include <functional>
 #include <future>
+#include <memory>
 #include <thread>
 #include <utility>
 
+#include "base/machine.h"
+#include "model/preload.h"
 #include "net/address.h"
 #include "net/event_loop.h"
 #include "net/server.h"
@@ -21,10 +25,11 @@
 #include "server/event_log.h"
 #include "server/self_test.h"
 #include "server/service.h"
+#include "server/state_directory.h"
 #include "tools/exit_code.h"
 #include "tools/loaded_model.h"
 #include "tools/progress.h"
-#include "tools/sampling_settings.h"
+#include "tools/serve_options.h"
 #include "tools/verbs.h"
 
 namespace galley::tools {
@@ -35,32 +40,6 @@ using std::chrono::milliseconds;
 constexpr milliseconds kLeavePoll{50};
 constexpr milliseconds kLastWords{1000};
 constexpr int64_t kMebibyte = int64_t{1} << 20;
-
-struct ServeOptions {
-  std::string host = "127.0.0.1";
-  int32_t port = 8000;
-  std::string model_names;  // with commas between
-  int64_t context = 0;
-  int64_t output_tokens_max = 0;
-  std::string api_keys;
-  bool insecure = false;
-  std::string tls_certificate;
-  std::string tls_key;
-  std::string metrics_listen;
-  std::string admin_socket;
-  float drain_grace_s = 5;
-  float drain_deadline_s = 600;
-  float keep_alive_s = 5;
-  float request_timeout_s = 0;
-  float stuck_after_s = 60;
-  int64_t body_mib_max = 16;
-  int32_t connections_max = 4096;
-  std::string log_level = "info";
-  std::string new_key;
-  ModelSettings model;
-  EngineSettings engine;
-  engine::SamplingOptions sampling;
-};
 
 milliseconds from_seconds(float seconds) {
   return milliseconds(static_cast<int64_t>(1000.0F * seconds));
@@ -99,12 +78,80 @@ void return_large_buffers() {
   ::mallopt(M_TRIM_THRESHOLD, 1 << 20);
 }
 
+// How far loading is: for /ready, for a terminal, and a line of the log for each phase.
+class LoadingReport : public LoadWatch {
+ public:
+  LoadingReport(server::Service& service, server::EventLog& log) : service_(service), log_(log) {}
+
+  void enter(const char* phase, int64_t bytes) override {
+    finish();
+    phase_ = phase;
+    bytes_ = bytes;
+    service_.set_loading(phase_, start_of(phase_));
+    server::LogEvent event("loading");
+    event.add("phase", phase_);
+    if (bytes_ > 0) event.add("bytes", bytes_);
+    log_.info(event);
+    if (bytes_ > 0) {
+      progress_ = std::make_unique<Progress>(
+          Progress::Options{.unit = "MiB", .total = std::max<int64_t>(1, bytes_ / kMebibyte)});
+    }
+  }
+
+  void advance(int64_t bytes) override {
+    const double share =
+        static_cast<double>(bytes) / static_cast<double>(std::max<int64_t>(1, bytes_));
+    service_.set_loading(phase_,
+                         start_of(phase_) + share * (start_of("engine") - start_of(phase_)));
+    done_ = bytes;
+    if (progress_ != nullptr) progress_->update(bytes / kMebibyte);
+  }
+
+  // The last phase is over.
+  void finish() {
+    if (progress_ != nullptr) progress_->finish(done_ / kMebibyte);
+    progress_.reset();
+  }
+
+ private:
+  // Of the whole time, as it is with a large model on a disk.
+  static double start_of(std::string_view phase) {
+    if (phase == "tokenizer") return 0;
+    if (phase == "checkpoint") return 0.02;
+    if (phase == "weights") return 0.05;
+    if (phase == "engine") return 0.95;
+    return 0.98;
+  }
+
+  server::Service& service_;
+  server::EventLog& log_;
+  const char* phase_ = "";
+  int64_t bytes_ = 0;
+  int64_t done_ = 0;
+  std::unique_ptr<Progress> progress_;  // while bytes are read
+};
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string text;
+  for (const std::string& name : names) text.append(text.empty() ? "" : ",").append(name);
+  return text;
+}
+
 class Serving {
  public:
-  Serving(const ServeOptions& options, server::EventLog& log) : options_(options), log_(log) {}
+  // Reads the settings again when it is asked to.
+  using ReadAgain = std::function<Result<ReadSettings>()>;
+
+  Serving(ReadSettings settings, ReadAgain read_again, server::EventLog& log)
+      : options_(std::move(settings.options)),
+        values_(std::move(settings.values)),
+        read_again_(std::move(read_again)),
+        log_(log) {}
 
   Result<int> run() {
+    if (!options_.state_dir.empty()) state_ = TRY(server::StateDirectory::open(options_.state_dir));
     TRY(open_listeners());
+    if (state_ != nullptr) service_->keep_state(*state_);
     std::thread loop_thread([this] { loop_.run(); });
     Result<int> code = load_and_wait();
     if (engine_ != nullptr) engine_->stop();
@@ -212,13 +259,18 @@ class Serving {
   // On the main thread.
   Result<int> load_and_wait() {
     const auto begin = std::chrono::steady_clock::now();
-    loaded_ = TRY(LoadedModel::open(options_.model));
+    LoadingReport report(*service_, log_);
+    loaded_ = TRY(LoadedModel::open(options_.model, &report));
+    preload(report);
+    report.enter("engine", 0);
     EngineSettings settings = options_.engine;
     if (options_.context > 0) settings.context = options_.context;
     engine_ = TRY(loaded_->make_engine(settings));
+    report.enter("self_test", 0);
     const auto tested = server::run_self_test(*engine_, loaded_->config().vocab_size);
     if (!tested) return with_context(tested.error(), "self-test");
     const auto loaded_in = std::chrono::steady_clock::now() - begin;
+    report.finish();
     log_.info(server::LogEvent("loaded")
                   .add("model", loaded_->directory())
                   .add("backend", loaded_->ops().name())
@@ -230,6 +282,27 @@ class Serving {
                            engine_->options().positions_max);
     loop_.post([this] { watch_engine(); });
     return ended_.get_future().get();
+  }
+
+  // Weights that fit are read before anybody waits for them.
+  void preload(LoadingReport& report) const {
+    if (options_.preload == "off") return;
+    const model::Checkpoint& checkpoint = loaded_->model().checkpoint();
+    const int64_t bytes = model::preload_bytes(checkpoint);
+    const int64_t available = this_machine().available_bytes;
+    if (options_.preload == "auto" && bytes > available / 10 * 8) {
+      log_.warn(
+          server::LogEvent("not_preloaded")
+              .add("bytes", bytes)
+              .add("available", available)
+              .add("problem", "the weights do not fit in memory: steps will wait for the disk"));
+      return;
+    }
+    report.enter("weights", bytes);
+    model::preload(checkpoint, [&report](int64_t done) {
+      report.advance(done);
+      return true;
+    });
   }
 
   // --- On the loop ---
@@ -254,26 +327,41 @@ class Serving {
   }
 
   Result<void> reload() {
-    const Result<void> outcome = load_keys_and_tls();
-    if (outcome) {
-      log_.info(server::LogEvent("reloaded"));
-    } else {
+    const Result<void> outcome = take_settings_again();
+    if (!outcome) {
       log_.error(server::LogEvent("reload_failed")
-                     .add("problem", outcome.error().message + "; the old ones stay in force"));
+                     .add("problem", outcome.error().message + "; the old settings stay in force"));
     }
     return outcome;
   }
 
-  // Both or neither.
-  Result<void> load_keys_and_tls() {
+  // All of it or nothing.
+  Result<void> take_settings_again() {
+    const ReadSettings fresh = TRY(read_again_());
+    SettingValues values = values_;
+    const SettingsChange change = compare_settings(values, fresh.values);
+    ServeOptions options = options_;
+    take_settings(change.taken, fresh.options, options);
     std::optional<server::ApiKeys> keys;
-    if (!options_.api_keys.empty()) keys = TRY(server::ApiKeys::open(options_.api_keys));
+    if (!options.api_keys.empty()) keys = TRY(server::ApiKeys::open(options.api_keys));
     std::shared_ptr<net::TlsContext> tls;
-    if (!options_.tls_certificate.empty()) {
-      tls = TRY(net::TlsContext::load(options_.tls_certificate, options_.tls_key));
+    if (!options.tls_certificate.empty()) {
+      tls = TRY(net::TlsContext::load(options.tls_certificate, options.tls_key));
     }
+    options_ = std::move(options);
+    values_ = std::move(values);
+    server::LogEvent event("reloaded");
+    if (keys) event.add("keys", static_cast<int64_t>(keys->all().size()));
+    if (tls != nullptr) event.add("certificate", options_.tls_certificate);
+    event.add("changed", change.taken.empty() ? "nothing" : joined(change.taken));
+    if (!change.need_restart.empty()) event.add("needs_restart", joined(change.need_restart));
     if (keys) service_->gate().replace_keys(std::move(*keys));
     if (tls != nullptr) public_->replace_tls(std::move(tls));
+    service_->replace_options(service_options(""));
+    public_->replace_limits(options_.connections_max,
+                            static_cast<size_t>(options_.body_mib_max * kMebibyte));
+    log_.set_lowest(*server::parse_log_level(options_.log_level));
+    change.need_restart.empty() ? log_.info(event) : log_.warn(event);
     return {};
   }
 
@@ -332,95 +420,22 @@ class Serving {
     if (admin_ != nullptr) ::unlink(options_.admin_socket.c_str());
   }
 
-  const ServeOptions& options_;
+  ServeOptions options_;
+  SettingValues values_;  // of those in force
+  ReadAgain read_again_;
   server::EventLog& log_;
   std::promise<int> ended_;
   bool end_told_ = false;
   // In this order: what is below uses what is above.
   std::unique_ptr<LoadedModel> loaded_;
   net::EventLoop loop_;
+  std::unique_ptr<server::StateDirectory> state_;
   std::unique_ptr<server::Service> service_;
   std::unique_ptr<engine::Engine> engine_;
   std::unique_ptr<net::Server> public_;
   std::unique_ptr<net::Server> metrics_;
   std::unique_ptr<net::Server> admin_;
 };
-
-void declare(Command& command, ServeOptions& options) {
-  command.argument("--new-key", options.new_key, "Print a fresh API key and its entry, and exit")
-      .value_name("NAME");
-  command.setting("--host", options.host, "Address to listen on").value_name("HOST");
-  command.setting("--port", options.port, "Port; 0 = any that is free")
-      .range(0, 65535)
-      .value_name("PORT");
-  command
-      .setting("--served-model-name", options.model_names,
-               "What clients call the model, names with commas between; default: its directory")
-      .value_name("NAMES");
-  command
-      .setting("--max-model-len", options.context,
-               "Longest prompt and answer together in tokens, as --context")
-      .range(0, 1e9)
-      .value_name("N");
-  command
-      .setting("--max-output-tokens", options.output_tokens_max,
-               "Longest answer in tokens; 0 = what fits")
-      .range(0, 1e9)
-      .value_name("N");
-  command
-      .setting("--sequences", options.engine.sequences,
-               "Sequences that run together; answers do not depend on it")
-      .range(1, 1024)
-      .value_name("N");
-  command.setting("--api-keys", options.api_keys, "File of API keys; without, this machine only")
-      .value_name("FILE");
-  command.setting("--insecure", options.insecure,
-                  "Serve anybody who can reach --host, without keys");
-  command.setting("--tls-cert", options.tls_certificate, "PEM certificate chain")
-      .value_name("FILE");
-  command.setting("--tls-key", options.tls_key, "PEM private key of it").value_name("FILE");
-  command.setting("--metrics-listen", options.metrics_listen, "Where Prometheus may read /metrics")
-      .value_name("HOST:PORT");
-  command.setting("--admin-socket", options.admin_socket, "Socket file for /drain and /status")
-      .value_name("FILE");
-  command
-      .setting("--drain-grace", options.drain_grace_s,
-               "Seconds after SIGTERM in which new requests are still taken")
-      .range(0, 3600)
-      .value_name("S");
-  command
-      .setting("--drain-deadline", options.drain_deadline_s,
-               "Seconds after these until unfinished requests are cut")
-      .range(0, 86400)
-      .value_name("S");
-  command
-      .setting("--keep-alive", options.keep_alive_s,
-               "Seconds of silence after which a stream gets a comment")
-      .range(0.1, 3600)
-      .value_name("S");
-  command
-      .setting("--request-timeout", options.request_timeout_s,
-               "Longest time for one request in seconds; 0 = no limit")
-      .range(0, 86400)
-      .value_name("S");
-  command
-      .setting("--stuck-after", options.stuck_after_s,
-               "Seconds without a finished step after which /health fails")
-      .range(1, 86400)
-      .value_name("S");
-  command.setting("--max-body", options.body_mib_max, "Longest request body in MiB")
-      .range(1, 1024)
-      .value_name("MIB");
-  command.setting("--max-connections", options.connections_max, "Connections at once")
-      .range(1, 100000)
-      .value_name("N");
-  command.setting("--log-level", options.log_level, "What to log")
-      .choices({"debug", "info", "warn", "error"})
-      .value_name("LEVEL");
-  add_model_settings(command, options.model);
-  add_engine_settings(command, options.engine);
-  add_sampling_settings(command, options.sampling);
-}
 
 int print_new_key(const Command& command, const std::string& name) {
   const auto made = server::make_key(name);
@@ -433,10 +448,8 @@ int print_new_key(const Command& command, const std::string& name) {
 }  // namespace
 
 int run_serve(int argc, char** argv) {
-  ServeOptions options;
-  options.engine.sequences = 32;
-  options.engine.prefix_cache = "bounded";
-  options.engine.async_scheduling = "on";
+  ReadSettings settings = {.options = default_serve_options(), .values = {}};
+  ServeOptions& options = settings.options;
   Command command(
       "serve", "Serves the model over HTTP, in the OpenAI and Anthropic APIs.",
       "  galley serve                                   the bundled model on port 8000\n"
@@ -445,18 +458,24 @@ int run_serve(int argc, char** argv) {
       "  galley serve --host 0.0.0.0 --api-keys keys.toml --tls-cert c.pem --tls-key k.pem\n"
       "  galley serve --metrics-listen 9090 --admin-socket /run/galley/admin.sock\n"
       "\nSIGTERM: /ready says no, new requests are taken for --drain-grace seconds, then "
-      "refused;\nthose in hand are finished, then exit code 0. SIGHUP reads keys and "
-      "certificate again.\n");
-  declare(command, options);
+      "refused;\nthose in hand are finished, then exit code 0. SIGHUP reads settings, keys "
+      "and\ncertificate again, and logs what changed and what needs a restart.\n");
+  declare_serve_options(command, options);
   if (const std::optional<int> code = command.parse(argc, argv)) return *code;
   if (!options.new_key.empty()) return print_new_key(command, options.new_key);
-  if (options.tls_certificate.empty() != options.tls_key.empty()) {
-    return command.usage("--tls-cert and --tls-key are given together");
+  if (const auto checked = check_serve_options(options); !checked) {
+    return command.usage(checked.error().message);
   }
+  // A limit of a file's size is an error of its write, not the end of the program.
+  std::signal(SIGXFSZ, SIG_IGN);
   raise_descriptor_limit();
   return_large_buffers();
-  server::EventLog log(*server::parse_log_level(options.log_level));
-  Serving serving(options, log);
+  server::EventLog log(*server::parse_log_level(options.log_level), options.log_format == "json"
+                                                                        ? server::LogFormat::kJson
+                                                                        : server::LogFormat::kText);
+  settings.values = command.values();
+  Serving serving(
+      std::move(settings), [=] { return read_serve_options_again(argc, argv); }, log);
   const Result<int> code = serving.run();
   return code ? *code : command.fail(code.error());
 }

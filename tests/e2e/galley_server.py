@@ -27,9 +27,9 @@ class UnixConnection(http.client.HTTPConnection):
 class Server:
     """A running server. Its log is read by a thread, so that it never blocks."""
 
-    def __init__(self, test, *arguments, model=NANO, wait=True):
+    def __init__(self, test, *arguments, model=NANO, wait=True, context=2048):
         self.process = subprocess.Popen(
-            [BINARY, "serve", "-m", model, "--port", "0", "--context", "2048", *map(str, arguments)],
+            [BINARY, "serve", "-m", model, "--port", "0", "--context", str(context), *map(str, arguments)],
             stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
             env=test.environment(), cwd=test.folder)
         test.addCleanup(self.end)
@@ -37,7 +37,7 @@ class Server:
         self.changed = threading.Condition()
         self.reader = threading.Thread(target=self.read, daemon=True)
         self.reader.start()
-        self.port = int(self.wait_line(r"address=https?://127.0.0.1:(\d+) ").group(1))
+        self.port = int(self.wait_line(r"address[=\":]+https?://127.0.0.1:(\d+)[\" ]").group(1))
         if wait:
             self.wait_line("state=ready")
 

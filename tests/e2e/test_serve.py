@@ -138,7 +138,7 @@ class Serving(GalleyTest):
         self.assertEqual(fields["X-Request-Id"], "my-name")
         self.assertIn(trace, fields["traceparent"])
         self.assertNotIn("b7ad6b7169203331", fields["traceparent"])
-        server.wait_line(f"event=finished id=my-name .*trace={trace} .*output_tokens=8")
+        server.wait_line(f"id=my-name event=finished .*trace={trace} .*output_tokens=8")
         odd = server.generate(fields={"x_request_id": "a b"})[1]["X-Request-Id"]
         server.wait_line(f"id={odd} ")
         self.assertNotIn("Once", "".join(server.lines))  # no prompts
