@@ -11,22 +11,26 @@ namespace {
 
 constexpr int kWarps = 4;
 
-// The members' shares are computed again where they are used: groups are small, and then any
-// ratio needs the same registers.
-template <bool kWhole>
+// The members' shares are computed again where they are used, so that any ratio needs the same
+// registers; where the ratio is known (kRatio, else 0) the compiler keeps them.
+template <int kRatio, bool kWhole>
 __device__ __forceinline__ Float8 weighted(Rows<const float> kv, Rows<const float> gate,
-                                           int64_t first, int32_t ratio, int64_t vector) {
+                                           int64_t first, int32_t any_ratio, int64_t vector) {
+  const int32_t ratio = kRatio != 0 ? kRatio : any_ratio;
   Float8 most = load8_f32<kWhole>(row_of(gate, first), vector, gate.cols);
+#pragma unroll
   for (int32_t m = 1; m < ratio; ++m) {
     const Float8 b = load8_f32<kWhole>(row_of(gate, first + m), vector, gate.cols);
     for (int e = 0; e < 8; ++e) most.v[e] = fmaxf(most.v[e], b.v[e]);
   }
   Float8 sum = {};
+#pragma unroll
   for (int32_t m = 0; m < ratio; ++m) {
     const Float8 b = load8_f32<kWhole>(row_of(gate, first + m), vector, gate.cols);
     for (int e = 0; e < 8; ++e) sum.v[e] += exp_f32(b.v[e] - most.v[e]);
   }
   Float8 z = {};
+#pragma unroll
   for (int32_t m = 0; m < ratio; ++m) {
     const Float8 a = load8_f32<kWhole>(row_of(kv, first + m), vector, kv.cols);
     const Float8 b = load8_f32<kWhole>(row_of(gate, first + m), vector, gate.cols);
@@ -35,7 +39,7 @@ __device__ __forceinline__ Float8 weighted(Rows<const float> kv, Rows<const floa
   return z;
 }
 
-template <int kVectors, bool kWhole>
+template <int kVectors, int kRatio, bool kWhole>
 __global__ void __launch_bounds__(kWarps* kWarp)
     compress_kernel(Rows<const float> kv, Rows<const float> gate, int32_t ratio,
                     const Bf16* norm_weight, float eps, Rows<Bf16> latent) {
@@ -48,7 +52,7 @@ __global__ void __launch_bounds__(kWarps* kWarp)
   for (int i = 0; i < kVectors; ++i) {
     const int64_t vector = lane + i * kWarp;
     if (vector * 8 < latent.cols) {
-      Float8 z = weighted<kWhole>(kv, gate, group * ratio, ratio, vector);
+      Float8 z = weighted<kRatio, kWhole>(kv, gate, group * ratio, ratio, vector);
       for (int e = 0; e < 8; ++e) {
         if (vector * 8 + e >= latent.cols) z.v[e] = 0.0F;
       }
@@ -80,11 +84,11 @@ void compress(Stream stream, Rows<const float> kv, Rows<const float> gate, int32
     kernel<<<grid, kWarps * kWarp, 0, stream>>>(kv, gate, ratio, norm_weight, eps, latent);
   };
   if (!whole) {
-    launch(compress_kernel<kLatentWidthMax / 8 / kWarp, false>);
-  } else if (latent.cols <= 512) {
-    launch(compress_kernel<2, true>);
+    launch(compress_kernel<kLatentWidthMax / 8 / kWarp, 0, false>);
+  } else if (latent.cols <= 512 && ratio == 2) {
+    launch(compress_kernel<2, 2, true>);
   } else {
-    launch(compress_kernel<kLatentWidthMax / 8 / kWarp, true>);
+    launch(compress_kernel<kLatentWidthMax / 8 / kWarp, 0, true>);
   }
 }
 

@@ -48,6 +48,21 @@ __device__ __forceinline__ uint32_t e2m1_code(float value) {
   return ((__float_as_uint(value) >> 28) & 8U) | code;
 }
 
+// For values of at most 8 significant bits, as bf16 over a power of two are: 2^-126 times the
+// nearest E2M1 value, as the bits of a float. At that scale the codes' exponent and mantissa are a
+// float's, subnormals included, and rounding is integer arithmetic; of more bits some could be
+// lost to the subnormals before they are looked at.
+__device__ __forceinline__ uint32_t e2m1_rounded(float value) {
+  const uint32_t bits = __float_as_uint(value * 0x1p-126F);
+  const uint32_t magnitude = bits & 0x7FFFFFFFU;
+  const uint32_t rounded = magnitude + 0x1FFFFFU + ((magnitude >> 22) & 1U);
+  return (bits & 0x80000000U) | min(rounded & 0xFFC00000U, 7U << 22);
+}
+__device__ __forceinline__ uint32_t e2m1_code_of_short(float value) {
+  const uint32_t rounded = e2m1_rounded(value);
+  return (rounded >> 28) | ((rounded >> 22) & 7U);
+}
+
 __device__ __forceinline__ float e2m1_value(uint32_t code) {
   // Exponent and mantissa of the code moved into a float's, 2^-126 of it.
   return __uint_as_float(((code & 8U) << 28) | ((code & 7U) << 22)) * 0x1p126F;

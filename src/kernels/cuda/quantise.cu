@@ -51,7 +51,7 @@ __device__ __forceinline__ uint32_t q4e8_codes(const Float8& x, uint32_t scale) 
   const float inverse = e8m0_inverse(scale);
   uint32_t codes = 0;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) codes |= clamped_e2m1(x.v[i] * inverse) << (4 * i);
+  for (int i = 0; i < 8; ++i) codes |= e2m1_code_of_short(x.v[i] * inverse) << (4 * i);
   return codes;
 }
 
@@ -193,25 +193,26 @@ template <bool kWhole>
 __global__ void __launch_bounds__(256)
     index_queries_kernel(Rows<Bf16> x, int32_t heads, Rows<const float> cosines,
                          Rows<const float> sines) {
-  const int64_t width = x.cols / heads;
-  const int64_t vectors = width / 8;  // of a head, a multiple of 4
-  const int64_t item = int64_t{blockIdx.x} * 256 + threadIdx.x;
-  const int64_t row = item / (vectors * heads);
-  const int64_t head = item / vectors % heads;
-  const int64_t vector = item % vectors;
-  const bool inside = row < x.rows;
-  Bf16* query = row_of(x, inside ? row : 0) + head * width;
+  const int64_t row = blockIdx.x;
+  const auto width = static_cast<unsigned>(x.cols) / static_cast<unsigned>(heads);
+  const unsigned vectors = width / 8;  // of a head, a multiple of 4
+  const unsigned item = blockIdx.y * 256U + threadIdx.x;
+  const unsigned head = item / vectors;
+  const unsigned vector = item % vectors;
+  const bool inside = head < static_cast<unsigned>(heads);
+  Bf16* query = row_of(x, row) + head * width;
   const uint4 raw = inside ? load8<kWhole>(query, vector, width) : uint4{};
-  const int64_t angle_row = inside ? row : 0;
-  const Float8 value = widen8(turn8(raw, vector, width, 2 * cosines.cols,
-                                    row_of(cosines, angle_row), row_of(sines, angle_row)));
+  const Float8 value =
+      widen8(turn8(raw, vector, width, 2 * cosines.cols, row_of(cosines, row), row_of(sines, row)));
   const uint32_t scale = q4e8_scale(value);
   if (!inside) return;
-  const uint32_t codes = q4e8_codes(value, scale);
+  const float inverse = e8m0_inverse(scale);
   const float factor = e8m0_value(scale);
   Float8 simulated;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) simulated.v[i] = e2m1_value((codes >> (4 * i)) & 15U) * factor;
+  for (int i = 0; i < 8; ++i) {
+    simulated.v[i] = __uint_as_float(e2m1_rounded(value.v[i] * inverse)) * 0x1p126F * factor;
+  }
   store8<kWhole>(query, vector, width, narrow8(simulated));
 }
 
@@ -250,7 +251,7 @@ void index_queries(Stream stream, Rows<Bf16> x, int32_t heads, const RopeAngles&
   const int64_t width = x.cols / heads;
   CHECK(x.cols % heads == 0 && width % 32 == 0 && 2 * angles.cos.cols <= width);
   if (x.rows == 0) return;
-  const auto grid = static_cast<unsigned>(divide_up(x.rows * x.cols / 8, 256));
+  const dim3 grid(static_cast<unsigned>(x.rows), static_cast<unsigned>(divide_up(x.cols, 8 * 256)));
   if (is_whole(x)) {
     index_queries_kernel<true><<<grid, 256, 0, stream>>>(x, heads, angles.cos, angles.sin);
   } else {

@@ -14,11 +14,11 @@ __global__ void __launch_bounds__(kThreads)
                 float sign) {
   const int64_t row = blockIdx.x;
   const int64_t rotary = 2 * cosines.cols;
-  const int64_t vectors = (rotary + 7) / 8;
-  const int64_t item = int64_t{blockIdx.y} * kThreads + threadIdx.x;
-  const int64_t head = item / vectors;
-  const int64_t vector = item % vectors;
-  if (head >= heads) return;
+  const auto vectors = static_cast<unsigned>(rotary + 7) / 8;
+  const unsigned item = blockIdx.y * kThreads + threadIdx.x;
+  const unsigned head = item / vectors;
+  const unsigned vector = item % vectors;
+  if (head >= static_cast<unsigned>(heads)) return;
   const int64_t width = x.cols / heads;
   Bf16* turning = row_of(x, row) + head * width + width - rotary;
   uint4 raw = load8<kWhole>(turning, vector, rotary);

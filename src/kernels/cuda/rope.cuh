@@ -14,14 +14,15 @@ __device__ __forceinline__ uint32_t turn(uint32_t pair, float cosine, float sine
 
 // Turns those pairs of vector `vector` (8 channels) that lie in the last `rotary` channels of a
 // head `width` wide. Both are even, so a pair is never cut.
-__device__ __forceinline__ uint4 turn8(uint4 raw, int64_t vector, int64_t width, int64_t rotary,
+__device__ __forceinline__ uint4 turn8(uint4 raw, int vector, int width, int rotary,
                                        const float* cosines, const float* sines) {
+  const int first = vector * 8 - (width - rotary);  // of the turning channels
+  if (first + 8 <= 0 || first >= rotary) return raw;
   uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    const int64_t channel = vector * 8 + 2 * i;
-    const int64_t angle = (channel - (width - rotary)) / 2;
-    if (channel >= width - rotary && channel < width) {
+    const int angle = first / 2 + i;
+    if (angle >= 0 && angle < rotary / 2) {
       word[i] = turn(word[i], __ldg(cosines + angle), __ldg(sines + angle));
     }
   }

@@ -1,0 +1,361 @@
+// The gate's product and the choice.
+//
+// Floor at the released shape (384 x 5,120): 10 KB of x a row, or 3.9 MFLOP of bf16 products, which
+// above a few thousand rows take longer (95 us for 16,384 rows at 680 TFLOP/s).
+//
+// K is cut into splits of 320; a split's sum is one chain of mma from zero, splits are added in
+// order. Few rows put splits on different blocks, which leave their sums in memory for the choice
+// to add; many rows go through all splits in one block. Both make the same chains and the same
+// additions. The choice is a warp a row: a maximum per place, experts in registers, the lower id
+// wins a tie.
+#include <algorithm>
+
+#include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/route.h"
+#include "kernels/cuda/row.cuh"
+
+namespace galley::kernels::cuda {
+namespace {
+
+constexpr int kSplit = 320;
+constexpr int kStep = 64;               // of K in one stage
+constexpr int kPitch = kStep * 2 + 16;  // bytes; 16 more, so that eight rows meet different banks
+constexpr int kStages = 4;
+constexpr int64_t kFewRows = 512;
+static_assert(kSplit % kStep == 0);
+
+// A block's tile and the warps it is shared among; a warp's part is 16 kRowTiles x 8 kColumnTiles.
+template <int kRowsIn, int kColumnsIn, int kRowWarpsIn, int kColumnWarpsIn>
+struct Shape {
+  static constexpr int kRows = kRowsIn;
+  static constexpr int kColumns = kColumnsIn;
+  static constexpr int kColumnWarps = kColumnWarpsIn;
+  static constexpr int kThreads = kRowWarpsIn * kColumnWarpsIn * kWarp;
+  static constexpr int kWarpRows = kRows / kRowWarpsIn;
+  static constexpr int kWarpColumns = kColumns / kColumnWarpsIn;
+  static constexpr int kRowTiles = kWarpRows / 16;
+  static constexpr int kColumnTiles = kWarpColumns / 8;
+  static constexpr int kStageBytes = (kRows + kColumns) * kPitch;
+};
+using ManyRows = Shape<64, 128, 2, 2>;  // two blocks a processor
+using FewRows = Shape<64, 32, 4, 1>;
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+__device__ __forceinline__ void load_fragments(uint32_t (&r)[4], uint32_t address) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
+                                         uint32_t b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+      "{%0,%1,%2,%3};"
+      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+struct GateArguments {
+  Rows<const Bf16> x;
+  Rows<const Bf16> gate;
+  float* logits;  // [rows, splits, experts], or [rows, experts] with all splits in one block
+  int64_t splits;
+};
+
+// `count` rows of `source` from `first`, columns [k, k + kStep), to shared memory; zeros outside.
+template <int kThreads, bool kWhole>
+__device__ __forceinline__ void fill(const Rows<const Bf16>& source, int64_t first, int count,
+                                     int64_t k, uint8_t* shared) {
+  for (int item = threadIdx.x; item < count * (kStep / 8); item += kThreads) {
+    const int row = item / (kStep / 8);
+    const int piece = item % (kStep / 8);
+    const int64_t at = first + row;
+    const bool inside = at < source.rows && k + piece * 8 < source.cols;
+    uint8_t* to = shared + row * kPitch + piece * 16;
+    if constexpr (kWhole) {
+      const Bf16* from = inside ? row_of(source, at) + k + piece * 8 : source.data;
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+                   "l"(from), "r"(inside ? 16 : 0)
+                   : "memory");
+    } else {
+      *reinterpret_cast<uint4*>(to) =
+          inside ? load8<false>(row_of(source, at), k / 8 + piece, source.cols) : uint4{};
+    }
+  }
+}
+
+template <class S>
+__device__ __forceinline__ void clear(float (&sums)[S::kRowTiles][S::kColumnTiles][4]) {
+#pragma unroll
+  for (int r = 0; r < S::kRowTiles; ++r) {
+#pragma unroll
+    for (int c = 0; c < S::kColumnTiles; ++c) {
+#pragma unroll
+      for (int i = 0; i < 4; ++i) sums[r][c][i] = 0.0F;
+    }
+  }
+}
+
+// The products of one stage, added to a warp's sums.
+template <class S>
+__device__ __forceinline__ void multiply_stage(const uint8_t* stage,
+                                               float (&sums)[S::kRowTiles][S::kColumnTiles][4]) {
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int row = warp / S::kColumnWarps * S::kWarpRows;
+  const int column = S::kRows + warp % S::kColumnWarps * S::kWarpColumns;
+  const uint32_t base = shared_address(stage);
+#pragma unroll
+  for (int k = 0; k < kStep; k += 16) {
+    uint32_t a[S::kRowTiles][4];
+#pragma unroll
+    for (int r = 0; r < S::kRowTiles; ++r) {
+      // Lanes 0-15 name the rows of the left half (k 0-7), 16-31 those of the right.
+      load_fragments(a[r], base + (row + r * 16 + lane % 16) * kPitch + (k + lane / 16 * 8) * 2);
+    }
+#pragma unroll
+    for (int c = 0; c < S::kColumnTiles; c += 2) {
+      uint32_t b[4];  // two tiles of 8 columns: lanes 0-7 and 8-15 the first's halves of k
+      load_fragments(b, base + (column + c * 8 + lane / 16 * 8 + lane % 8) * kPitch +
+                            (k + lane / 8 % 2 * 8) * 2);
+#pragma unroll
+      for (int r = 0; r < S::kRowTiles; ++r) {
+        multiply(sums[r][c], a[r], b[0], b[1]);
+        multiply(sums[r][c + 1], a[r], b[2], b[3]);
+      }
+    }
+  }
+}
+
+// Block (columns, split or 0, rows). kOneSplit: this block has split blockIdx.y alone.
+template <class S, bool kOneSplit, bool kWhole>
+__global__ void __launch_bounds__(S::kThreads) gate_kernel(GateArguments args) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  const int64_t first_row = int64_t{blockIdx.z} * S::kRows;
+  const int64_t first_column = int64_t{blockIdx.x} * S::kColumns;
+  const int64_t k_begin = kOneSplit ? int64_t{blockIdx.y} * kSplit : 0;
+  const int64_t k_end = kOneSplit ? min(args.x.cols, k_begin + kSplit) : args.x.cols;
+  const int64_t steps = (k_end - k_begin + kStep - 1) / kStep;
+  const auto load_stage = [&](int64_t step) {
+    if (step < steps) {
+      uint8_t* stage = shared + step % kStages * S::kStageBytes;
+      const int64_t k = k_begin + step * kStep;
+      fill<S::kThreads, kWhole>(args.x, first_row, S::kRows, k, stage);
+      fill<S::kThreads, kWhole>(args.gate, first_column, S::kColumns, k, stage + S::kRows * kPitch);
+    }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  float chain[S::kRowTiles][S::kColumnTiles][4];
+  float total[S::kRowTiles][S::kColumnTiles][4];
+  clear<S>(chain);
+  clear<S>(total);
+  for (int step = 0; step < kStages - 1; ++step) load_stage(step);
+  for (int64_t step = 0; step < steps; ++step) {
+    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+    __syncthreads();  // the stage is there, and the one to be filled next is free
+    load_stage(step + kStages - 1);
+    multiply_stage<S>(shared + step % kStages * S::kStageBytes, chain);
+    if ((step + 1) % (kSplit / kStep) == 0 || step + 1 == steps) {
+#pragma unroll
+      for (int r = 0; r < S::kRowTiles; ++r) {
+#pragma unroll
+        for (int c = 0; c < S::kColumnTiles; ++c) {
+#pragma unroll
+          for (int i = 0; i < 4; ++i) total[r][c][i] += chain[r][c][i];
+        }
+      }
+      clear<S>(chain);
+    }
+  }
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t row = first_row + warp / S::kColumnWarps * S::kWarpRows + lane / 4;
+  const int64_t column = first_column + warp % S::kColumnWarps * S::kWarpColumns + lane % 4 * 2;
+  const int64_t experts = args.gate.rows;
+#pragma unroll
+  for (int r = 0; r < S::kRowTiles; ++r) {
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int64_t at_row = row + r * 16 + i / 2 * 8;
+      if (at_row >= args.x.rows) continue;
+      float* to = args.logits + (at_row * args.splits + (kOneSplit ? blockIdx.y : 0)) * experts;
+#pragma unroll
+      for (int c = 0; c < S::kColumnTiles; ++c) {
+        const int64_t at = column + c * 8 + i % 2;
+        if (at < experts) to[at] = total[r][c][i];
+      }
+    }
+  }
+}
+
+// Linear above 20, where exp would only lose bits.
+__device__ __forceinline__ float softplus(float x) { return x > 20.0F ? x : log1pf(exp_f32(x)); }
+
+// Larger floats have larger keys; every float's key is above 0, which marks what was taken.
+__device__ __forceinline__ uint32_t order_key(float x) {
+  const uint32_t bits = __float_as_uint(x);
+  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+}
+__device__ __forceinline__ float from_order_key(uint32_t key) {
+  return __uint_as_float((key & 0x80000000U) != 0 ? key & 0x7FFFFFFFU : ~key);
+}
+
+constexpr int kChoiceWarps = 4;
+
+struct ChoiceArguments {
+  const float* logits;
+  int64_t splits;
+  int32_t expert_count;
+  const float* const* bias_of_row;
+  RouterOptions options;
+  Rows<int32_t> experts;
+  Rows<float> weights;
+  float* margin;
+};
+
+// Lane l has experts l, l + 32, ...
+template <int kEach>
+__global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArguments args) {
+  const int64_t row = int64_t{blockIdx.x} * kChoiceWarps + threadIdx.x / kWarp;
+  if (row >= args.experts.rows) return;
+  const int lane = threadIdx.x % kWarp;
+  const float* bias = args.bias_of_row[row];
+  const float* logits = args.logits + row * args.splits * args.expert_count;
+  float p[kEach] = {};
+  float added[kEach] = {};
+  uint32_t key[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    if (lane + i * kWarp < args.expert_count) added[i] = bias[lane + i * kWarp];
+  }
+#pragma unroll 2
+  for (int64_t split = 0; split < args.splits; ++split) {
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      const int expert = lane + i * kWarp;
+      if (expert < args.expert_count) p[i] += logits[split * args.expert_count + expert];
+    }
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    p[i] = sqrtf(softplus(p[i] / args.options.gate_temperature));
+    const float biased = p[i] + added[i];
+    key[i] = order_key(isnan(biased) ? -INFINITY : biased);
+    if (lane + i * kWarp >= args.expert_count) key[i] = 0;
+  }
+  const int top_k = args.options.top_k;
+  const bool wants_margin = args.margin != nullptr && top_k < args.expert_count;
+  float sum = 0.0F;
+  float own_p = 0.0F;  // of the place that is this lane's
+  int own_expert = 0;
+  uint32_t last_key = 0;
+  for (int place = 0; place < top_k + (wants_margin ? 1 : 0); ++place) {
+    uint32_t best = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) best = max(best, key[i]);
+    const uint32_t best_key = __reduce_max_sync(kAllLanes, best);
+    if (place == top_k) {
+      if (lane == 0) args.margin[row] = from_order_key(last_key) - from_order_key(best_key);
+      break;
+    }
+    unsigned candidate = 0xFFFFFFFFU;
+#pragma unroll
+    for (int i = kEach - 1; i >= 0; --i) {
+      if (key[i] == best_key) candidate = static_cast<unsigned>(lane + i * kWarp);
+    }
+    const unsigned expert = __reduce_min_sync(kAllLanes, candidate);
+    float chosen_p = 0.0F;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (expert == static_cast<unsigned>(lane + i * kWarp)) {
+        chosen_p = p[i];
+        key[i] = 0;
+      }
+    }
+    chosen_p = __shfl_sync(kAllLanes, chosen_p, static_cast<int>(expert % kWarp));
+    sum += chosen_p;  // best first, as the reference adds them
+    if (lane == place) {
+      own_p = chosen_p;
+      own_expert = static_cast<int>(expert);
+    }
+    last_key = best_key;
+  }
+  if (args.margin != nullptr && !wants_margin && lane == 0) args.margin[row] = INFINITY;
+  int rank = 0;  // ascending
+  for (int place = 0; place < top_k; ++place) {
+    rank += __shfl_sync(kAllLanes, own_expert, place) < own_expert ? 1 : 0;
+  }
+  if (lane < top_k) {
+    row_of(args.experts, row)[rank] = own_expert;
+    row_of(args.weights, row)[rank] = own_p / (sum + 1e-20F) * args.options.scale;
+  }
+}
+
+template <class S, bool kOneSplit, bool kWhole>
+void launch_gate(Stream stream, const GateArguments& args) {
+  constexpr int kBytes = kStages * S::kStageBytes;
+  static const bool allowed =
+      cudaFuncSetAttribute(gate_kernel<S, kOneSplit, kWhole>,
+                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) == cudaSuccess;
+  CHECK(allowed);
+  const dim3 grid(static_cast<unsigned>(divide_up(args.gate.rows, S::kColumns)),
+                  static_cast<unsigned>(kOneSplit ? args.splits : 1),
+                  static_cast<unsigned>(divide_up(args.x.rows, S::kRows)));
+  gate_kernel<S, kOneSplit, kWhole><<<grid, S::kThreads, kBytes, stream>>>(args);
+}
+
+int64_t split_count(int64_t rows, int64_t hidden) {
+  return rows <= kFewRows ? divide_up(hidden, kSplit) : 1;
+}
+
+}  // namespace
+
+int64_t route_workspace_bytes(int64_t rows, int64_t hidden, int64_t experts) {
+  // Fewer rows than these may need more.
+  const int64_t few = std::min(rows, kFewRows);
+  return std::max(few * split_count(few, hidden), rows) * experts *
+         static_cast<int64_t>(sizeof(float));
+}
+
+void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_count,
+           const float* const* bias_of_row, const RouterOptions& options, Rows<int32_t> experts,
+           Rows<float> weights, float* margin, void* workspace) {
+  CHECK(expert_count <= kRoutedExpertsMax && options.top_k <= expert_count &&
+        options.top_k <= kRoutedTopKMax);
+  if (x.rows == 0) return;
+  const bool few = x.rows <= kFewRows;
+  const GateArguments args{x, Rows<const Bf16>(gate, expert_count, x.cols),
+                           static_cast<float*>(workspace), split_count(x.rows, x.cols)};
+  const bool whole = is_whole(x) && is_whole(gate, x.cols);
+  if (few && whole) {
+    launch_gate<FewRows, true, true>(stream, args);
+  } else if (few) {
+    launch_gate<FewRows, true, false>(stream, args);
+  } else if (whole) {
+    launch_gate<ManyRows, false, true>(stream, args);
+  } else {
+    launch_gate<ManyRows, false, false>(stream, args);
+  }
+  const ChoiceArguments choice{args.logits, args.splits, static_cast<int32_t>(expert_count),
+                               bias_of_row, options,     experts,
+                               weights,     margin};
+  const auto grid = static_cast<unsigned>(divide_up(x.rows, kChoiceWarps));
+  const auto launch = [&](auto kernel) {
+    kernel<<<grid, kChoiceWarps * kWarp, 0, stream>>>(choice);
+  };
+  if (expert_count <= 32) {
+    launch(choose_kernel<1>);
+  } else if (expert_count <= 128) {
+    launch(choose_kernel<4>);
+  } else if (expert_count <= 384) {
+    launch(choose_kernel<12>);
+  } else {
+    launch(choose_kernel<32>);
+  }
+}
+
+}  // namespace galley::kernels::cuda

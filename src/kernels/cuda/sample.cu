@@ -1,0 +1,256 @@
+// Sampling. Floor: the logits read once (517 KB a row); they are read twice, since exponentials are
+// taken relative to the row's largest logit, the second time from L2 while rows are few.
+//
+// A row is cut into chunks of 64 blocks of 64 logits. `peak` leaves each chunk's largest logit and
+// where it is; `weigh` each block's sum of exponentials, in the lanes of engine/logit_math, and
+// each chunk's sum of these in double; `choose`, a warp a row, walks chunks, blocks and logits.
+#include "base/random.h"
+#include "kernels/cuda/row.cuh"
+#include "kernels/cuda/sample.h"
+
+namespace galley::kernels::cuda {
+namespace {
+
+constexpr int kBlock = 64;  // logits summed in f32, as the host's kLogitBlock
+constexpr int kLanes = 16;  // that share a block, four logits each
+constexpr int kParts = kBlock / kLanes;
+constexpr int kChunkBlocks = 64;
+constexpr int kChunk = kBlock * kChunkBlocks;
+constexpr int kThreads = 256;
+constexpr int kTurns = kChunkBlocks * kLanes / kThreads;  // blocks a thread takes part in
+constexpr float kTemperatureMin = 1e-5F;
+
+struct Peak {
+  float value;
+  int32_t token;  // the lowest with this value; -1: none, or a NaN was among them
+};
+
+struct Arguments {
+  Rows<const float> logits;
+  const SampleRequest* requests;
+  SampledToken* tokens;
+  int64_t chunks;
+  Peak* peaks;        // [rows, chunks]
+  double* totals;     // [rows, chunks, 2]: at temperature 1, and at the row's own
+  float* block_sums;  // [rows, chunks * kChunkBlocks], at the row's own
+};
+
+// The better one; NaN, marked by token -1, is better than all, an empty place worse.
+__device__ __forceinline__ Peak better(Peak a, Peak b) {
+  if (isnan(a.value)) return a;
+  if (isnan(b.value)) return b;
+  if (a.value != b.value) return a.value > b.value ? a : b;
+  return static_cast<unsigned>(a.token) <= static_cast<unsigned>(b.token) ? a : b;
+}
+
+__device__ __forceinline__ Peak warp_best(Peak best) {
+#pragma unroll
+  for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+    best = better(best, {__shfl_xor_sync(kAllLanes, best.value, distance),
+                         __shfl_xor_sync(kAllLanes, best.token, distance)});
+  }
+  return best;
+}
+
+// Which logits of a chunk a thread has: of block `turn * kThreads / kLanes + thread / kLanes`, lane
+// thread % kLanes of each part.
+__device__ __forceinline__ int64_t first_logit(int turn) {
+  const int block = turn * (kThreads / kLanes) + static_cast<int>(threadIdx.x) / kLanes;
+  return int64_t{blockIdx.x} * kChunk + block * kBlock + threadIdx.x % kLanes;
+}
+
+__device__ __forceinline__ void load(const Arguments& args, float (&x)[kTurns][kParts]) {
+  const float* row = row_of(args.logits, blockIdx.y);
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const int64_t at = first_logit(turn) + part * kLanes;
+      x[turn][part] = at < args.logits.cols ? row[at] : -INFINITY;
+    }
+  }
+}
+
+__global__ void __launch_bounds__(kThreads) peak_kernel(Arguments args) {
+  __shared__ Peak scratch[kThreads / kWarp];
+  float x[kTurns][kParts];
+  load(args, x);
+  Peak best = {-INFINITY, -1};
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+#pragma unroll
+    for (int part = 0; part < kParts; ++part) {
+      const auto token = static_cast<int32_t>(first_logit(turn) + part * kLanes);
+      best = better(best, {x[turn][part], isnan(x[turn][part]) ? -1 : token});
+    }
+  }
+  best = warp_best(best);
+  if (threadIdx.x % kWarp == 0) scratch[threadIdx.x / kWarp] = best;
+  __syncthreads();
+  if (threadIdx.x != 0) return;
+  for (const Peak& other : scratch) best = better(best, other);
+  args.peaks[int64_t{blockIdx.y} * args.chunks + blockIdx.x] = best;
+}
+
+// By a whole warp, in each lane.
+__device__ __forceinline__ Peak row_peak(const Arguments& args, int64_t row) {
+  Peak best = {-INFINITY, -1};
+  for (int64_t chunk = threadIdx.x % kWarp; chunk < args.chunks; chunk += kWarp) {
+    best = better(best, args.peaks[row * args.chunks + chunk]);
+  }
+  return warp_best(best);
+}
+
+// exp((logit - peak) * scale) with the bits of engine/logit_math; 0 below exp(-87).
+__device__ __forceinline__ float weight(float logit, float peak, float scale) {
+  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
+  const float x = (logit - peak) * (scale * 1.44269504F);
+  if (!(x > -125.5F)) return 0.0F;
+  const float shifted = x + kRound;
+  const float r = x - (shifted - kRound);
+  const float r2 = r * r;
+  const float low = r * 0.693147F + 1.0F;
+  const float middle = r * 0.055507336F + 0.24022242F;
+  const float high = r * 0.0013264727F + 0.009671513F;
+  const float p = low + r2 * (middle + r2 * high);
+  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
+}
+
+// A block's sum, in all of its 16 lanes.
+__device__ __forceinline__ float block_weight(const float (&x)[kParts], float peak, float scale) {
+  static_assert(kParts == 4);
+  float sum = (weight(x[0], peak, scale) + weight(x[1], peak, scale)) +
+              (weight(x[2], peak, scale) + weight(x[3], peak, scale));
+#pragma unroll
+  for (int distance = kLanes / 2; distance > 0; distance /= 2) {
+    sum += __shfl_xor_sync(kAllLanes, sum, distance);
+  }
+  return sum;
+}
+
+__device__ __forceinline__ bool draws(const SampleRequest& request) {
+  return request.temperature >= kTemperatureMin;
+}
+
+__global__ void __launch_bounds__(kThreads) weigh_kernel(Arguments args) {
+  __shared__ double scratch[kThreads / kWarp][2];
+  const int64_t row = blockIdx.y;
+  float x[kTurns][kParts];
+  load(args, x);
+  const float peak = row_peak(args, row).value;
+  const SampleRequest& request = args.requests[row];
+  const float scale = draws(request) ? 1.0F / request.temperature : 1.0F;
+  double plain = 0.0;
+  double scaled = 0.0;
+#pragma unroll
+  for (int turn = 0; turn < kTurns; ++turn) {
+    const float sum = block_weight(x[turn], peak, 1.0F);
+    const float own = scale == 1.0F ? sum : block_weight(x[turn], peak, scale);
+    plain += sum;
+    scaled += own;
+    if (threadIdx.x % kLanes == 0) {
+      const int64_t block =
+          int64_t{blockIdx.x} * kChunkBlocks + turn * (kThreads / kLanes) + threadIdx.x / kLanes;
+      args.block_sums[row * args.chunks * kChunkBlocks + block] = own;
+    }
+  }
+  plain += __shfl_xor_sync(kAllLanes, plain, kLanes);  // a warp has two blocks at a time
+  scaled += __shfl_xor_sync(kAllLanes, scaled, kLanes);
+  if (threadIdx.x % kWarp == 0) {
+    scratch[threadIdx.x / kWarp][0] = plain;
+    scratch[threadIdx.x / kWarp][1] = scaled;
+  }
+  __syncthreads();
+  if (threadIdx.x >= 2) return;
+  double total = 0.0;
+  for (const auto& warp : scratch) total += warp[threadIdx.x];
+  args.totals[(row * args.chunks + blockIdx.x) * 2 + threadIdx.x] = total;
+}
+
+// Where a running sum of `count` weights passes `left`, which then counts from there. Weights of
+// zero are passed over; if rounding left the target past the end, the last one used.
+template <class Weight>
+__device__ int64_t walk(int64_t count, double& left, Weight&& weight_at) {
+  int64_t chosen = 0;
+  for (int64_t i = 0; i < count; ++i) {
+    const double here = weight_at(i);
+    if (!(here > 0.0)) continue;
+    chosen = i;
+    if (left < here) break;
+    left -= here;
+  }
+  return chosen;
+}
+
+__device__ int32_t draw(const Arguments& args, int64_t row, float peak, double total,
+                        float* scratch) {
+  const int lane = threadIdx.x % kWarp;
+  const SampleRequest& request = args.requests[row];
+  const double* totals = args.totals + row * args.chunks * 2;
+  double left =
+      random_unit(request.seed, static_cast<uint64_t>(request.position), request.stream) * total;
+  // Every lane walks alike; what is walked over the warp has brought to shared memory.
+  const int64_t chunk = walk(args.chunks, left, [&](int64_t i) { return totals[2 * i + 1]; });
+  const float* sums = args.block_sums + (row * args.chunks + chunk) * kChunkBlocks;
+  for (int i = lane; i < kChunkBlocks; i += kWarp) scratch[i] = sums[i];
+  __syncwarp();
+  const int64_t block =
+      walk(kChunkBlocks, left, [&](int64_t i) { return static_cast<double>(scratch[i]); });
+  __syncwarp();
+  const int64_t begin = chunk * kChunk + block * kBlock;
+  for (int i = lane; i < kBlock; i += kWarp) {
+    const bool inside = begin + i < args.logits.cols;
+    scratch[i] = inside
+                     ? weight(row_of(args.logits, row)[begin + i], peak, 1.0F / request.temperature)
+                     : 0.0F;
+  }
+  __syncwarp();
+  return static_cast<int32_t>(
+      begin + walk(kBlock, left, [&](int64_t i) { return static_cast<double>(scratch[i]); }));
+}
+
+__global__ void __launch_bounds__(kWarp) choose_kernel(Arguments args) {
+  __shared__ float scratch[kBlock];
+  const int64_t row = blockIdx.x;
+  const Peak peak = row_peak(args, row);
+  SampledToken result;
+  if (isfinite(peak.value)) {
+    double totals[2] = {};
+    for (int64_t chunk = 0; chunk < args.chunks; ++chunk) {
+      for (int i = 0; i < 2; ++i) totals[i] += args.totals[(row * args.chunks + chunk) * 2 + i];
+    }
+    result.valid = 1;
+    result.token =
+        draws(args.requests[row]) ? draw(args, row, peak.value, totals[1], scratch) : peak.token;
+    result.logprob =
+        row_of(args.logits, row)[result.token] - (peak.value + static_cast<float>(log(totals[0])));
+  }
+  if (threadIdx.x == 0) args.tokens[row] = result;
+}
+
+int64_t chunk_count(int64_t vocab) { return divide_up(vocab, kChunk); }
+
+}  // namespace
+
+int64_t sample_workspace_bytes(int64_t rows, int64_t vocab) {
+  const auto a_chunk = static_cast<int64_t>(2 * sizeof(double) + sizeof(Peak)) +
+                       kChunkBlocks * static_cast<int64_t>(sizeof(float));
+  return rows * chunk_count(vocab) * a_chunk;
+}
+
+void sample(Stream stream, Rows<const float> logits, const SampleRequest* requests,
+            SampledToken* tokens, void* workspace) {
+  CHECK(logits.cols <= kSampleVocabMax && logits.rows < 65536);
+  if (logits.rows == 0) return;
+  const int64_t chunks = chunk_count(logits.cols);
+  auto* totals = static_cast<double*>(workspace);
+  auto* peaks = reinterpret_cast<Peak*>(totals + logits.rows * chunks * 2);
+  auto* block_sums = reinterpret_cast<float*>(peaks + logits.rows * chunks);
+  const Arguments args{logits, requests, tokens, chunks, peaks, totals, block_sums};
+  const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(logits.rows));
+  peak_kernel<<<grid, kThreads, 0, stream>>>(args);
+  weigh_kernel<<<grid, kThreads, 0, stream>>>(args);
+  choose_kernel<<<static_cast<unsigned>(logits.rows), kWarp, 0, stream>>>(args);
+}
+
+}  // namespace galley::kernels::cuda
