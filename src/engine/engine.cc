@@ -86,6 +86,9 @@ EngineStats Engine::stats() const {
   stats.steps = read(counts_.steps);
   stats.pages_cached = read(counts_.pages_cached);
   stats.evictions = read(counts_.evictions);
+  stats.expiries = read(counts_.expiries);
+  stats.snapshot_bytes = read(counts_.snapshot_bytes);
+  stats.snapshot_bytes_max = options_.snapshot_blocks * options_.block_bytes;
   for (size_t i = 0; i < kRowCounts.size(); ++i) stats.rows.*kRowCounts[i] = read(counts_.rows[i]);
   stats.output_tokens = read(counts_.output_tokens);
   for (size_t i = 0; i < stats.finished.size(); ++i) stats.finished[i] = read(counts_.finished[i]);
@@ -270,6 +273,9 @@ void Engine::publish_counts() {
   counts_.pages_free.store(scheduler.available_page_count(), std::memory_order_relaxed);
   counts_.pages_cached.store(scheduler.cache().indexed_count(), std::memory_order_relaxed);
   counts_.evictions.store(scheduler.cache().evictions(), std::memory_order_relaxed);
+  counts_.expiries.store(scheduler.cache().expiries(), std::memory_order_relaxed);
+  counts_.snapshot_bytes.store(scheduler.snapshots().used_blocks() * options_.block_bytes,
+                               std::memory_order_relaxed);
   for (size_t i = 0; i < kRowCounts.size(); ++i) {
     counts_.rows[i].store(scheduler.counts().*kRowCounts[i], std::memory_order_relaxed);
   }

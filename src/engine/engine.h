@@ -56,6 +56,9 @@ struct EngineStats {
   SchedulerCounts rows;  // and tokens: what was computed, cached, replayed
   int64_t output_tokens = 0;
   int64_t evictions = 0;
+  int64_t expiries = 0;
+  int64_t snapshot_bytes = 0;  // of snapshot memory in use
+  int64_t snapshot_bytes_max = 0;
   std::array<int64_t, kFinishReasonCount> finished = {};  // by FinishReason
   std::chrono::nanoseconds step_time{};                   // of all steps together
   std::chrono::nanoseconds last_step_time{};
@@ -148,7 +151,9 @@ class Engine {
       &SchedulerCounts::decode_rows,   &SchedulerCounts::prefill_rows,
       &SchedulerCounts::replay_rows,   &SchedulerCounts::recomputed_rows,
       &SchedulerCounts::prompt_tokens, &SchedulerCounts::cached_tokens,
-      &SchedulerCounts::preemptions,
+      &SchedulerCounts::preemptions,   &SchedulerCounts::spills,
+      &SchedulerCounts::resumes,       &SchedulerCounts::snapshots,
+      &SchedulerCounts::snapshot_hits,
   };
 
   // Written by the engine thread, read by stats().
@@ -160,6 +165,8 @@ class Engine {
     std::array<std::atomic<int64_t>, kRowCounts.size()> rows{};
     std::atomic<int64_t> output_tokens{0};
     std::atomic<int64_t> evictions{0};
+    std::atomic<int64_t> expiries{0};
+    std::atomic<int64_t> snapshot_bytes{0};
     std::array<std::atomic<int64_t>, kFinishReasonCount> finished{};
     std::atomic<int64_t> step_ns{0};
     std::atomic<int64_t> last_step_ns{0};

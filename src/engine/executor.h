@@ -9,10 +9,12 @@
 
 #include <cstdint>
 #include <span>
+#include <vector>
 
 #include "base/result.h"
 #include "engine/request.h"
 #include "engine/sampler.h"
+#include "model/kv_snapshot.h"
 #include "model/step_plan.h"
 
 namespace galley::engine {
@@ -31,10 +33,28 @@ struct PlannedSequence {
   uint64_t token_from = 0;
 };
 
+// Between a slot, and some pages of its sequence, and blocks of snapshot memory. Which way it
+// goes is said by the list that it is in.
+struct SnapshotCopy {
+  struct Page {
+    int32_t page = 0;
+    int32_t block = 0;
+  };
+  int32_t slot = 0;
+  model::SlotPart part = model::SlotPart::kWhole;
+  int64_t position = 0;         // rows computed; of kReuse, the page boundary
+  std::vector<int32_t> blocks;  // of the slot's image
+  std::vector<Page> pages;
+};
+
 // Borrowed until the step was collected.
 struct StepPlan {
   uint64_t step_id = 0;
   std::span<const PlannedSequence> sequences;
+  // Done after the step before this one and before its rows: first all saves, then all loads. A
+  // slot whose state is saved may be another sequence's in this very step.
+  std::span<const SnapshotCopy> saves = {};
+  std::span<const SnapshotCopy> loads = {};
 };
 
 struct SampledSequence {

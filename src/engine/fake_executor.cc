@@ -12,7 +12,9 @@ namespace {
 constexpr int32_t kFirst = 0;
 constexpr int32_t kSecond = 1;
 constexpr int32_t kTail = 2;
-constexpr int32_t kLayers = 3;
+// Inputs of the tail.
+constexpr int32_t kHeld = 3;
+constexpr int32_t kLayers = 4;
 constexpr int64_t kVerifyRows = 8;
 
 constexpr uint64_t mix(uint64_t a, uint64_t b) {
@@ -43,12 +45,14 @@ Error invalid(const std::string& what) {
 FakeExecutor::FakeExecutor(const GeneratorOptions& options, FakeModel model)
     : options_(options),
       model_(model),
-      ring_slots_(options.window + kVerifyRows),
+      ring_slots_(options.window + kVerifyRows +
+                  (options.reuse_blocks > 0 ? options.page_tokens - 1 : 0)),
       pages_(static_cast<size_t>(options.page_count) * static_cast<size_t>(options.page_tokens)),
       rings_(static_cast<size_t>(kLayers * options.sequences_max * ring_slots_)),
       slot_used_(static_cast<size_t>(options.sequences_max)),
       written_(static_cast<size_t>(options.page_count)),
-      last_samples_(static_cast<size_t>(options.sequences_max)) {
+      last_samples_(static_cast<size_t>(options.sequences_max)),
+      blocks_(static_cast<size_t>(options.snapshot_blocks)) {
   for (Flight& flight : flights_) {
     flight.sampled.reserve(static_cast<size_t>(options.sequences_max));
   }
@@ -61,10 +65,7 @@ void FakeExecutor::start(const SequenceStart& start) {
     }
   }
   last_samples_[static_cast<size_t>(start.slot)] = {};
-  for (int32_t layer = 0; layer < kLayers; ++layer) {
-    Entry* first = &ring(layer, start.slot, 0);
-    std::fill_n(first, ring_slots_, Entry{});
-  }
+  fresh_slots_.push_back(start.slot);  // emptied in its turn: it may have to be saved first
 }
 
 Result<void> FakeExecutor::submit(const StepPlan& plan) {
@@ -75,6 +76,8 @@ Result<void> FakeExecutor::submit(const StepPlan& plan) {
   ++in_flight_;
   Flight& flight = flight_of(plan.step_id);
   flight.plan = plan;
+  flight.fresh_slots.swap(fresh_slots_);
+  fresh_slots_.clear();
   flight.computed = false;
   if (early_) compute(flight);
   return {};
@@ -108,9 +111,14 @@ Result<void> FakeExecutor::check_one(const model::SequencePlan& plan) const {
   if (plan.slot < 0 || plan.slot >= options_.sequences_max) return invalid("no such slot");
   if (plan.end_position() > options_.positions_max) return invalid("beyond the context");
   if (static_cast<int64_t>(plan.look_back.size()) <
-      std::min<int64_t>(plan.first_position, options_.look_back)) {
+      std::min<int64_t>(plan.first_position, plan.held_rows + options_.look_back)) {
     return invalid("look-back too short");
   }
+  if (plan.held_rows < 0 || plan.held_rows > options_.window ||
+      (plan.held_rows > 0 && plan.tail_begin > plan.first_position - plan.held_rows)) {
+    return invalid("held rows that are no tail rows");
+  }
+  if (plan.window_floor > plan.first_position) return invalid("a floor above its rows");
   const auto pages = static_cast<int64_t>(plan.page_table.size());
   if (pages * options_.page_tokens < plan.end_position()) return invalid("pages missing");
   for (const int32_t page : plan.page_table) {
@@ -167,6 +175,11 @@ void FakeExecutor::run_rows(const model::SequencePlan& plan) {
   const int64_t look_back = std::min<int64_t>(plan.first_position, options_.look_back);
   std::vector<int32_t> tokens(plan.look_back.end() - look_back, plan.look_back.end());
   tokens.insert(tokens.end(), plan.tokens.begin(), plan.tokens.end());
+  for (int64_t t = plan.first_position - plan.held_rows; t < plan.first_position; ++t) {
+    const Entry& held = ring(kHeld, plan.slot, t);
+    const uint64_t input = held.position == t ? held.value : ~uint64_t{0};
+    ring(kTail, plan.slot, t) = {t, mix(global(plan, t), input)};
+  }
   for (int64_t t = plan.first_position; t < plan.end_position(); ++t) {
     const int64_t at = t - plan.first_position + look_back;
     const int64_t before = std::min<int64_t>(t, options_.look_back);
@@ -181,6 +194,7 @@ void FakeExecutor::run_rows(const model::SequencePlan& plan) {
       const uint64_t above = model_.layered ? fold(kSecond, plan.slot, begin, t + 1) : second;
       global(plan, t) = mix(t == 0 ? start_value(model_) : global(plan, t - 1), above);
     }
+    if (plan.hold_inputs) ring(kHeld, plan.slot, t) = {t, second};
     if (t >= plan.tail_begin) ring(kTail, plan.slot, t) = {t, mix(global(plan, t), second)};
   }
 }
@@ -221,6 +235,13 @@ void FakeExecutor::compute(Flight& flight) {
   }
   flight.computed = true;
   flight.sampled.clear();
+  for (const SnapshotCopy& copy : flight.plan.saves) save(copy);
+  for (const int32_t slot : flight.fresh_slots) {
+    for (int32_t layer = 0; layer < kLayers; ++layer) {
+      std::fill_n(&ring(layer, slot, 0), ring_slots_, Entry{});
+    }
+  }
+  for (const SnapshotCopy& copy : flight.plan.loads) load(copy);
   for (const PlannedSequence& planned : flight.plan.sequences) {
     model::SequencePlan rows = planned.rows;
     LastSample& last = last_samples_[static_cast<size_t>(rows.slot)];
@@ -237,6 +258,49 @@ void FakeExecutor::compute(Flight& flight) {
     if (valid) result.sampled = {next_token(rows), true, 0};
     last = {flight.plan.step_id, result.sampled.token};
     flight.sampled.push_back(result);
+  }
+}
+
+template <class Visit>
+void FakeExecutor::visit_part(const SnapshotCopy& copy, const Visit& visit) {
+  const bool whole = copy.part == model::SlotPart::kWhole;
+  const int64_t reach = whole ? ring_slots_ : options_.window - 1;
+  const bool all = whole || options_.replay == model::DecoderReplay::kOff;
+  size_t number = 0;
+  for (int32_t layer = 0; layer < kLayers; ++layer) {
+    if (layer == kTail && !all) continue;
+    for (int64_t t = std::max<int64_t>(0, copy.position - reach); t < copy.position; ++t) {
+      // Spread over the blocks: one that another has taken shows.
+      const size_t block = number++ % copy.blocks.size();
+      visit(ring(layer, copy.slot, t), t, blocks_[static_cast<size_t>(copy.blocks[block])]);
+    }
+  }
+}
+
+void FakeExecutor::save(const SnapshotCopy& copy) {
+  for (const int32_t block : copy.blocks) blocks_[static_cast<size_t>(block)].clear();
+  visit_part(copy, [](const Entry& entry, int64_t t, std::vector<uint64_t>& block) {
+    block.push_back(entry.position == t ? entry.value : ~uint64_t{0});
+  });
+  for (const SnapshotCopy::Page& page : copy.pages) {
+    const auto first = pages_.begin() + int64_t{page.page} * options_.page_tokens;
+    blocks_[static_cast<size_t>(page.block)].assign(first, first + options_.page_tokens);
+  }
+}
+
+void FakeExecutor::load(const SnapshotCopy& copy) {
+  std::vector<size_t> read(blocks_.size());
+  visit_part(copy, [&](Entry& entry, int64_t t, const std::vector<uint64_t>& block) {
+    size_t& at = read[static_cast<size_t>(&block - blocks_.data())];
+    entry = {t, at < block.size() ? block[at] : ~uint64_t{0}};
+    ++at;
+  });
+  for (const SnapshotCopy::Page& page : copy.pages) {
+    const std::vector<uint64_t>& block = blocks_[static_cast<size_t>(page.block)];
+    for (size_t t = 0; t < static_cast<size_t>(options_.page_tokens); ++t) {
+      const size_t place = static_cast<size_t>(page.page * options_.page_tokens) + t;
+      pages_[place] = t < block.size() ? block[t] : ~uint64_t{0};
+    }
   }
 }
 

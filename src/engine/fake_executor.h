@@ -57,6 +57,7 @@ class FakeExecutor final : public Executor {
 
   struct Flight {
     StepPlan plan;
+    std::vector<int32_t> fresh_slots;  // started before it was submitted
     bool computed = false;
     std::vector<SampledSequence> sampled;
   };
@@ -74,6 +75,11 @@ class FakeExecutor final : public Executor {
   // Nothing that the steps in flight name is touched by another sequence.
   Result<void> check_beside(const PlannedSequence& planned);
   void compute(Flight& flight);
+  void save(const SnapshotCopy& copy);
+  void load(const SnapshotCopy& copy);
+  // Which entries a part of a slot has, in order.
+  template <class Visit>
+  void visit_part(const SnapshotCopy& copy, const Visit& visit);
   void run_rows(const model::SequencePlan& plan);
   uint64_t& global(const model::SequencePlan& plan, int64_t position);
   // Of layer `layer` at `position` in a slot.
@@ -94,6 +100,8 @@ class FakeExecutor final : public Executor {
   int32_t in_flight_ = 0;
   bool early_ = false;
   std::vector<LastSample> last_samples_;  // [slots]
+  std::vector<int32_t> fresh_slots_;
+  std::vector<std::vector<uint64_t>> blocks_;  // of snapshot memory
   std::function<Result<void>(int64_t)> hook_;
   int64_t fail_at_ = 0;
   int64_t steps_ = 0;

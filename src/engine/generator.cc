@@ -13,7 +13,8 @@ StepOutcome Generator::count_rows(const StepPlan& plan) const {
       continue;
     }
     outcome.prefill_rows += count;
-    outcome.prefill_cost += cost_.of(rows.first_position, rows.end_position(), rows.tail_begin);
+    outcome.prefill_cost += cost_.of(rows.first_position, rows.end_position(), rows.tail_begin) +
+                            cost_.of_held(rows.held_rows);
   }
   return outcome;
 }

@@ -46,6 +46,13 @@ struct GeneratorOptions {
   int32_t passes_per_promotion = 256;
 
   PrefixReplay prefix = PrefixReplay::kOff;
+  // Host memory for the state of sequences, in blocks of a page's size; 0: none, who is preempted
+  // is computed again. size_snapshots() sets these.
+  int32_t snapshot_blocks = 0;
+  int64_t block_bytes = 0;
+  int32_t slot_blocks = 0;   // of a preempted sequence's slot, to which its pages come
+  int32_t reuse_blocks = 0;  // of a snapshot that later turns start from; 0: none are taken
+
   int64_t prefix_ttl_s = 0;  // a prefix that nobody used for so long is forgotten; 0: never
   // What else tells cached prefixes apart besides tokens and namespace: model build, layout.
   std::string prefix_salt;

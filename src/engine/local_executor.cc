@@ -8,29 +8,39 @@
 #include "base/check.h"
 
 namespace galley::engine {
+namespace {
+
+// Of a model without compressed KV, whose pages are empty.
+constexpr int64_t kBlockBytesMin = 4096;
+
+}  // namespace
 
 Result<std::unique_ptr<LocalExecutor>> LocalExecutor::create(const model::Model& model,
                                                              kernels::Ops& ops,
                                                              const GeneratorOptions& options) {
-  model::KvOptions kv;
-  kv.page_tokens = options.page_tokens;
+  const model::KvOptions kv = kv_options(model.config(), options);
   std::unique_ptr<model::KvCache> cache = TRY(model::KvCache::create(
       model.config(), kv, options.page_count, options.sequences_max, ops.memory()));
+  std::unique_ptr<SnapshotMemory> snapshots =
+      TRY(SnapshotMemory::create(options.snapshot_blocks, options.block_bytes));
   model::StepOptions step_options;
   step_options.rows_max = options.rows_max;
   step_options.sequences_max = options.sequences_max;
   step_options.logit_rows_max = options.sequences_max;
   step_options.positions_max = options.positions_max;
   step_options.replay = options.replay;
+  if (kv.hold_inputs) step_options.held_rows_max = static_cast<int32_t>(options.window);
   std::unique_ptr<model::Step> step = TRY(model::Step::create(model, *cache, ops, step_options));
   return std::unique_ptr<LocalExecutor>(
-      new LocalExecutor(options, std::move(cache), std::move(step)));
+      new LocalExecutor(options, std::move(cache), std::move(snapshots), std::move(step)));
 }
 
 LocalExecutor::LocalExecutor(const GeneratorOptions& options, std::unique_ptr<model::KvCache> cache,
+                             std::unique_ptr<SnapshotMemory> snapshots,
                              std::unique_ptr<model::Step> step)
     : vocab_size_(options.vocab_size),
       cache_(std::move(cache)),
+      snapshots_(std::move(snapshots)),
       step_(std::move(step)),
       samplers_(static_cast<size_t>(options.sequences_max)),
       last_samples_(static_cast<size_t>(options.sequences_max)),
@@ -132,6 +142,8 @@ void LocalExecutor::work() {
 void LocalExecutor::compute(Flight& flight) {
   flight.sampled.clear();
   flight.top_logprobs.clear();
+  snapshots_->save(*cache_, flight.plan.saves);
+  snapshots_->load(*cache_, flight.plan.loads);
   const Result<void> resolved = resolve_tokens(flight);
   if (!resolved) {
     flight.error = resolved.error();
@@ -217,6 +229,37 @@ GeneratorOptions generator_options(const model::Config& config, int32_t sequence
   const int64_t pages = (options.positions_max + options.page_tokens - 1) / options.page_tokens;
   options.page_count = static_cast<int32_t>(pages * sequences_max);
   return options;
+}
+
+model::KvOptions kv_options(const model::Config& config, const GeneratorOptions& options) {
+  model::KvOptions kv;
+  kv.page_tokens = options.page_tokens;
+  if (options.reuse_blocks == 0) return kv;
+  kv.hold_inputs = options.replay != model::DecoderReplay::kOff;
+  kv.reuse_layers = kv.hold_inputs ? config.decoder_source() + 1 : config.layers;
+  return kv;
+}
+
+Result<void> size_snapshots(const model::Config& config, int64_t memory_bytes,
+                            GeneratorOptions& options) {
+  // Reading (a) holds no inputs, nor does a pool that layers before the cut build (model/step.h).
+  const bool early_pool =
+      config.candidate_source >= 0 && config.candidate_source < config.decoder_source();
+  const bool reuse = memory_bytes > 0 && options.prefix != PrefixReplay::kOff &&
+                     config.decoder_source() >= 0 &&
+                     options.replay != model::DecoderReplay::kLayerWhole &&
+                     (options.replay == model::DecoderReplay::kOff || !early_pool);
+  options.reuse_blocks = reuse ? 1 : 0;  // the layout depends on whether there are any
+  const model::KvLayout layout = TRY(model::KvLayout::create(config, kv_options(config, options)));
+  options.block_bytes = std::max<int64_t>(layout.page_stride, kBlockBytesMin);
+  const int64_t blocks = memory_bytes / options.block_bytes;
+  options.snapshot_blocks = static_cast<int32_t>(std::min<int64_t>(blocks, INT32_MAX));
+  const auto size = [&](model::SlotPart part) {
+    return model::blocks_for(model::slot_image_bytes(layout, part), options.block_bytes);
+  };
+  options.slot_blocks = size(model::SlotPart::kWhole);
+  if (reuse) options.reuse_blocks = size(model::SlotPart::kReuse);
+  return {};
 }
 
 }  // namespace galley::engine

@@ -16,6 +16,7 @@
 #include "base/result.h"
 #include "engine/executor.h"
 #include "engine/generator.h"
+#include "engine/snapshot_memory.h"
 #include "kernels/ops.h"
 #include "model/kv_cache.h"
 #include "model/model.h"
@@ -58,7 +59,7 @@ class LocalExecutor final : public Executor {
   };
 
   LocalExecutor(const GeneratorOptions& options, std::unique_ptr<model::KvCache> cache,
-                std::unique_ptr<model::Step> step);
+                std::unique_ptr<SnapshotMemory> snapshots, std::unique_ptr<model::Step> step);
 
   void work();
   void compute(Flight& flight);
@@ -67,6 +68,7 @@ class LocalExecutor final : public Executor {
 
   int32_t vocab_size_;
   std::unique_ptr<model::KvCache> cache_;
+  std::unique_ptr<SnapshotMemory> snapshots_;
   std::unique_ptr<model::Step> step_;
   // By slot: the engine thread touches those of no step in flight.
   std::vector<std::optional<Sampler>> samplers_;
@@ -86,5 +88,10 @@ class LocalExecutor final : public Executor {
 // pages for `sequences_max` sequences of `positions_max` tokens.
 GeneratorOptions generator_options(const model::Config& config, int32_t sequences_max,
                                    int32_t rows_max, int64_t positions_max);
+// How the cache is laid out under these options.
+model::KvOptions kv_options(const model::Config& config, const GeneratorOptions& options);
+// Snapshots in at most `memory_bytes` of host memory; after everything else in the options.
+Result<void> size_snapshots(const model::Config& config, int64_t memory_bytes,
+                            GeneratorOptions& options);
 
 }  // namespace galley::engine

@@ -17,8 +17,12 @@ std::string_view bytes_of(const uint64_t& value) {
 
 }  // namespace
 
-PrefixReuse::PrefixReuse(const GeneratorOptions& options, cache::PrefixCache& cache)
-    : options_(options), cache_(cache), first_pages_(on() ? kFirstPagesKnown : 0) {
+PrefixReuse::PrefixReuse(const GeneratorOptions& options, cache::PrefixCache& cache,
+                         const cache::SnapshotPool& snapshots)
+    : options_(options),
+      cache_(cache),
+      snapshots_(snapshots),
+      first_pages_(on() ? kFirstPagesKnown : 0) {
   matched_.reserve(static_cast<size_t>(cache.page_count()));
 }
 
@@ -63,18 +67,53 @@ PrefixMatch PrefixReuse::look_up(Sequence& sequence) {
     matched_.push_back(*page);
   }
   const int64_t hit = std::ssize(matched_) * options_.page_tokens;
-  const int64_t start = options_.prefix == PrefixReplay::kBounded
+  const bool bounded = options_.prefix == PrefixReplay::kBounded;
+  const int64_t start = bounded
                             ? hit - options_.window
-                            : model::exact_replay_start({.replay = options_.replay,
-                                                         .window = options_.window,
-                                                         .layers = options_.layers,
-                                                         .decoder_source = options_.decoder_source},
-                                                        hit, sequence.prompt_end());
+                            : model::exact_replay_start(exact_replay(), hit, sequence.prompt_end());
+  // A snapshot from which no more rows are computed than after a replay.
+  for (int64_t pages_found = std::ssize(matched_); pages_found > 0; --pages_found) {
+    const int64_t boundary = pages_found * options_.page_tokens;
+    if (boundary < start) break;
+    const auto snapshot = snapshots_.of_page(matched_[static_cast<size_t>(pages_found - 1)]);
+    if (!snapshot) continue;
+    if (!serves(snapshots_.state(*snapshot), boundary, sequence.prompt_end())) continue;
+    match.tokens = boundary;
+    match.replay_start = boundary;
+    match.pages = std::span(matched_).first(static_cast<size_t>(pages_found));
+    match.state = snapshots_.state(*snapshot);
+    match.snapshot = snapshot;
+    return match;
+  }
   if (start <= 0) return match;  // all of it would be computed again
   match.tokens = hit;
   match.replay_start = start;
   match.pages = matched_;
+  match.state = {.exact = !bounded, .window_floor = start};
+  if (!bounded) match.state.valid_from = model::exact_replay_reach(exact_replay(), start);
   return match;
+}
+
+bool PrefixReuse::serves(const cache::SnapshotState& state, int64_t boundary,
+                         int64_t prompt_end) const {
+  if (options_.replay == model::DecoderReplay::kOff) return boundary >= state.valid_from;
+  // The tail rows before the boundary come from held inputs: at most W - 1, of a prompt that goes
+  // on behind it. They read the cut's keys W - 1 positions back.
+  if (boundary >= prompt_end) return false;
+  return state.valid_from == 0 || prompt_end - 2 * options_.window + 1 >= state.valid_from;
+}
+
+std::span<const cache::PageId> PrefixReuse::find_again(Sequence& sequence) {
+  matched_.clear();
+  if (!on() || !sequence.state.exact) return matched_;
+  const int64_t pages = sequence.computed / options_.page_tokens;
+  extend_keys(sequence, pages);
+  while (std::ssize(matched_) < pages) {
+    const auto page = cache_.find(sequence.keys[matched_.size()]);
+    if (!page || !cache_.is_exact(*page)) break;
+    matched_.push_back(*page);
+  }
+  return matched_;
 }
 
 uint64_t PrefixReuse::tenant_head(const Sequence& sequence) {
@@ -137,7 +176,7 @@ bool PrefixReuse::publish(Sequence& sequence, std::vector<cache::PageId>& replac
     std::optional<cache::PageId> parent;
     if (page > 0) parent = cache::PageId{sequence.page_table[sequence.published - 1]};
     int32_t& mine = sequence.page_table[sequence.published];
-    const bool exact = options_.prefix == PrefixReplay::kExact || sequence.hit == 0;
+    const bool exact = sequence.state.exact;
     if (!cache_.publish({mine}, key, parent, sequence.root.head(), page_tokens(sequence, page),
                         exact)) {
       const cache::PageId theirs = cache_.find(key).value();

@@ -6,11 +6,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <unordered_map>
 #include <vector>
 
 #include "cache/prefix_cache.h"
+#include "cache/snapshot_pool.h"
 #include "engine/generator_options.h"
 #include "engine/request.h"
 #include "engine/sequence.h"
@@ -18,22 +20,27 @@
 namespace galley::engine {
 
 struct PrefixMatch {
-  int64_t tokens = 0;                         // of the hit: whole pages
-  int64_t replay_start = 0;                   // first row to compute
-  std::span<const cache::PageId> pages = {};  // until the next look_up
-  bool coming = false;                        // another sequence computes more of it right now
+  int64_t tokens = 0;                            // of the hit: whole pages
+  int64_t replay_start = 0;                      // first row to compute
+  cache::SnapshotState state = {.exact = true};  // that it is in when these rows are computed
+  std::optional<cache::SnapshotId> snapshot;     // to load before the first row, which is at tokens
+  std::span<const cache::PageId> pages = {};     // until the next look_up
+  bool coming = false;                           // another sequence computes more of it right now
 };
 
 class PrefixReuse {
  public:
-  // The options and the cache outlive it.
-  PrefixReuse(const GeneratorOptions& options, cache::PrefixCache& cache);
+  // All outlive it.
+  PrefixReuse(const GeneratorOptions& options, cache::PrefixCache& cache,
+              const cache::SnapshotPool& snapshots);
 
   bool on() const { return options_.prefix != PrefixReplay::kOff; }
   // Once, before any other call with this sequence.
   void enter(Sequence& sequence);
   // The longest prefix that it can start from now. Changes nothing but its keys.
   PrefixMatch look_up(Sequence& sequence);
+  // Pages that hold what the sequence computed before, bit for bit: its first ones.
+  std::span<const cache::PageId> find_again(Sequence& sequence);
   // Why the match is no longer, for usage: reason and position of the first differing token.
   void explain(const Sequence& sequence, const PrefixMatch& match, Usage& usage);
   // It starts: what it is about to compute is announced.
@@ -54,12 +61,21 @@ class PrefixReuse {
     return (sequence.size() - 1) / options_.page_tokens;
   }
   void extend_keys(Sequence& sequence, int64_t pages);
+  model::ExactReplay exact_replay() const {
+    return {.replay = options_.replay,
+            .window = options_.window,
+            .layers = options_.layers,
+            .decoder_source = options_.decoder_source};
+  }
+  // Whether a sequence may start from a snapshot of `boundary`.
+  bool serves(const cache::SnapshotState& state, int64_t boundary, int64_t prompt_end) const;
   std::span<const int32_t> page_tokens(const Sequence& sequence, int64_t page) const;
   // Of the first page, by tenant alone.
   uint64_t tenant_head(const Sequence& sequence);
 
   const GeneratorOptions& options_;
   cache::PrefixCache& cache_;
+  const cache::SnapshotPool& snapshots_;
   cache::PrefixHasher hasher_;
   std::vector<cache::PageId> matched_;
   // Pages being computed by running sequences: at most their prompts' pages.

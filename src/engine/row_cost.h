@@ -2,7 +2,8 @@
 //
 // With decoder replay a row before the last window runs the layers up to the
 // decoder's source only, and so do rows replayed after a prefix hit: they count by
-// the share of the layers that they run (spec/model.md 8.2, 8.3). So a step of
+// the share of the layers that they run (spec/model.md 8.2, 8.3), and so do tail
+// rows whose inputs a snapshot held. So a step of
 // short prompts, which run everything, is not taken for one of a long prompt.
 #pragma once
 
@@ -26,6 +27,9 @@ class RowCost {
     const int64_t cut = std::clamp<int64_t>(tail_begin - first, 0, end - first);
     return static_cast<double>(cut) * cut_ + static_cast<double>(end - first - cut);
   }
+
+  // Of rows that run only the layers behind the cut, their inputs having been held.
+  double of_held(int64_t count) const { return static_cast<double>(count) * (1 - cut_); }
 
   // How many of them `budget` pays for.
   int64_t affordable(int64_t first, int64_t end, int64_t tail_begin, double budget) const {

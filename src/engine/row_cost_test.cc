@@ -20,6 +20,7 @@ TEST(RowCost, CountsLayers) {
   EXPECT_EQ(cost.of(150, 250, 200), 75);  // half of them in it
   EXPECT_EQ(cost.of(200, 300, 200), 100);
   EXPECT_EQ(cost.of(0, 30, 0), 30);  // a short prompt
+  EXPECT_EQ(cost.of_held(60), 30);   // their other half was computed before
   const RowCost whole(options(model::DecoderReplay::kOff));
   EXPECT_EQ(whole.of(0, 100, 200), 100);
 }

@@ -15,6 +15,7 @@ constexpr int32_t kUnknownToken = 0;
 GeneratorOptions usable(GeneratorOptions options) {
   // Without compressed KV there is nothing in a page that could be reused.
   if (options.decoder_source < 0) options.prefix = PrefixReplay::kOff;
+  if (options.prefix == PrefixReplay::kOff) options.reuse_blocks = 0;
   return options;
 }
 
@@ -57,7 +58,8 @@ Scheduler::Scheduler(const GeneratorOptions& options)
     : options_(usable(options)),
       cost_(options_),
       cache_(options.page_count, options.page_tokens, options.prefix_ttl_s),
-      reuse_(options_, cache_),
+      snapshots_(options.snapshot_blocks, options.page_count),
+      reuse_(options_, cache_, snapshots_),
       hit_holders_(static_cast<size_t>(bounded() ? options.page_count : 0)) {
   CHECK(options.sequences_max > 0 && options.rows_max >= options.sequences_max);
   CHECK(options.look_ahead > 0 && options.passes_per_promotion > 0 && options.growth_tokens > 0);
@@ -76,6 +78,7 @@ Scheduler::Scheduler(const GeneratorOptions& options)
   }
   starts_.reserve(sequences);
   events_.reserve(waiting + 3 * sequences);
+  cache_.on_leave([this](cache::PageId page) { snapshots_.drop(page); });
 }
 
 Result<void> Scheduler::submit(GenerateRequest request) {
@@ -122,6 +125,7 @@ void Scheduler::cancel(SequenceId id) {
 StepPlan Scheduler::plan(TimePoint now) {
   events_.clear();
   starts_.clear();
+  begin_copies();
   cache_.set_time(std::chrono::duration_cast<std::chrono::seconds>(now.time_since_epoch()).count());
   end_cancelled();
   end_late(now);
@@ -139,7 +143,9 @@ StepPlan Scheduler::plan(TimePoint now) {
   if (flight.plan.empty()) return {};
   flight.step_id = ++step_id_;
   ++in_flight_;
-  return {flight.step_id, flight.plan};
+  flight.saves.swap(saves_);
+  flight.loads.swap(loads_);
+  return {flight.step_id, flight.plan, flight.saves, flight.loads};
 }
 
 // --- ends --------------------------------------------------------------------
@@ -175,6 +181,10 @@ std::span<const TokenEvent> Scheduler::fail_all() {
   for (const Owned& sequence : leaving_) give_back(*sequence, true);
   leaving_.clear();
   for (Flight& flight : flights_) release_replaced(flight);
+  // Their bytes may never have been written.
+  saves_.clear();
+  loads_.clear();
+  for (int32_t page = 0; page < options_.page_count; ++page) snapshots_.drop({page});
   end_cancelled();
   end_if(FinishReason::kFailed, [](const Sequence&) { return true; });
   return events_;
@@ -199,6 +209,7 @@ void Scheduler::retire(Owned sequence, bool runs) {
 
 void Scheduler::give_back(Sequence& sequence, bool runs) {
   note_hit(sequence, -1);
+  forget_snapshots(sequence);
   release_pages(sequence, 0);
   if (runs) free_slots_.push_back(sequence.slot);
   may_admit_ = true;
@@ -214,7 +225,7 @@ void Scheduler::release_pages(Sequence& sequence, int64_t keep) {
 
 void Scheduler::note_hit(const Sequence& sequence, int32_t change) {
   if (!bounded()) return;
-  for (int64_t i = 0; i < hit_pages(sequence); ++i) {
+  for (int64_t i = 0; i < needed_pages(sequence); ++i) {
     const int32_t page = sequence.page_table[static_cast<size_t>(i)];
     int32_t& holders = hit_holders_[static_cast<size_t>(page)];
     hit_pages_held_ -= holders > 0 ? 1 : 0;
@@ -235,15 +246,20 @@ void Scheduler::preempt(size_t index) {
   running_.erase(running_.begin() + static_cast<std::ptrdiff_t>(index));
   Sequence& sequence = *owned;
   reuse_.withdraw(sequence);
-  if (!keeps_hit(sequence)) {
-    note_hit(sequence, -1);
-    sequence.hit = 0;
-    sequence.replay_start = 0;
+  const int64_t kept = keeps_hit(sequence) ? hit_pages(sequence) : 0;
+  if (!sequence.decodes() || !spill(sequence, kept)) {
+    if (!keeps_hit(sequence)) {
+      note_hit(sequence, -1);
+      forget_snapshots(sequence);
+      sequence.hit = 0;
+      sequence.replay_start = 0;
+      sequence.from_snapshot = false;
+    }
+    sequence.computed = 0;
+    sequence.planned = 0;
   }
-  release_pages(sequence, hit_pages(sequence));
+  release_pages(sequence, kept);
   free_slots_.push_back(sequence.slot);
-  sequence.computed = 0;
-  sequence.planned = 0;
   sequence.published = 0;
   sequence.publishes = true;
   ++sequence.usage.preemptions;
@@ -315,17 +331,24 @@ void Scheduler::admit(TimePoint now) {
 }
 
 Scheduler::Admission Scheduler::try_to_start(Sequence& sequence, TimePoint now) {
-  PrefixMatch match;
-  int64_t shared_pages = hit_pages(sequence);  // held while it was preempted
-  if (keeps_hit(sequence)) {
-    match.tokens = sequence.hit;
-    match.replay_start = sequence.replay_start;
-  } else {
-    match = reuse_.look_up(sequence);
-    if (match.coming) return Admission::kComing;
-    shared_pages = std::ssize(match.pages);
+  const PrefixMatch match = match_of(sequence);
+  if (match.coming) return Admission::kComing;
+  // So that nobody who gives way takes its place.
+  if (match.snapshot) snapshots_.hold(*match.snapshot);
+  const Admission outcome = try_to_start(sequence, match, now);
+  if (match.snapshot) snapshots_.release(*match.snapshot);
+  return outcome;
+}
+
+Scheduler::Admission Scheduler::try_to_start(Sequence& sequence, const PrefixMatch& match,
+                                             TimePoint now) {
+  // Some are held while it waits.
+  const int64_t shared_pages = std::ssize(sequence.page_table) + std::ssize(match.pages);
+  const bool needs_hit = bounded() && !match.state.exact;
+  if (!all_can_finish(sequence, needs_hit ? match.tokens : 0,
+                      needs_hit ? match.pages : std::span<const cache::PageId>())) {
+    return Admission::kNoPages;
   }
-  if (!all_can_finish(sequence, match.tokens, match.pages)) return Admission::kNoPages;
   const int64_t positions =
       std::min(sequence.length_max(), sequence.size() + options_.growth_tokens);
   const int64_t fresh = pages_for(positions) - shared_pages;
@@ -345,6 +368,21 @@ Scheduler::Admission Scheduler::try_to_start(Sequence& sequence, TimePoint now) 
   return Admission::kDone;
 }
 
+PrefixMatch Scheduler::match_of(Sequence& sequence) {
+  PrefixMatch match;
+  if (sequence.spilled || keeps_hit(sequence)) {
+    match.tokens = sequence.hit;
+    match.replay_start = sequence.replay_start;
+    match.state = sequence.state;
+    match.snapshot = sequence.origin;
+    if (sequence.spilled && !keeps_hit(sequence)) match.pages = reuse_.find_again(sequence);
+    return match;
+  }
+  // What was computed from the first row on is computed so again: a bounded hit would be another.
+  if (bounded() && sequence.has_output()) return match;
+  return reuse_.look_up(sequence);
+}
+
 // Preempts from the last rank on if that gives a slot and the pages, and only those ranked
 // behind `rank`; otherwise nobody.
 bool Scheduler::make_room(int32_t rank, int64_t pages_missing) {
@@ -353,6 +391,12 @@ bool Scheduler::make_room(int32_t rank, int64_t pages_missing) {
   while (victims < running_.size() && (victims == 0 || gain < pages_missing)) {
     const Sequence& victim = *running_[running_.size() - 1 - victims];
     if (victim.rank <= rank) return false;
+    if (victim.started_in == step_id_ + 1) {
+      // Ageing may rank somebody before who has just been started: what is to be loaded for that
+      // one is not there yet to be saved.
+      may_admit_ = true;
+      return false;
+    }
     const int64_t kept = keeps_hit(victim) ? hit_pages(victim) : 0;
     for (int64_t i = kept; i < std::ssize(victim.page_table); ++i) {
       gain += cache_.holders({victim.page_table[static_cast<size_t>(i)]}) == 1 ? 1 : 0;
@@ -377,29 +421,25 @@ bool Scheduler::all_can_finish(const Sequence& next, int64_t hit,
   if (held == 0) return true;  // a sequence alone was checked at the door
   int64_t own_most = pages_for(next.length_max()) - hit / options_.page_tokens;
   for (const Owned& other : running_) {
-    own_most = std::max(own_most, pages_for(other->length_max()) - hit_pages(*other));
+    own_most = std::max(own_most, pages_for(other->length_max()) - needed_pages(*other));
   }
   for (const Owned& other : waiting_) {
     if (!other->has_output()) continue;
-    own_most = std::max(own_most, pages_for(other->length_max()) - hit_pages(*other));
+    own_most = std::max(own_most, pages_for(other->length_max()) - needed_pages(*other));
   }
   return held + own_most <= options_.page_count;
 }
 
 void Scheduler::start(Sequence& sequence, const PrefixMatch& match, int64_t fresh_pages,
                       TimePoint now) {
-  const bool resumes = sequence.has_output();
+  const bool had_output = sequence.has_output();
   for (const cache::PageId page : match.pages) {
     cache_.hold(page);
     sequence.page_table.push_back(page.index);
   }
-  sequence.hit = match.tokens;
-  sequence.replay_start = match.replay_start;
-  sequence.computed = match.replay_start;
-  sequence.planned = match.replay_start;
-  sequence.published = static_cast<size_t>(hit_pages(sequence));
-  if (!keeps_hit(sequence)) note_hit(sequence, 1);
-  if (!resumes) {
+  sequence.published = sequence.page_table.size();
+  if (!sequence.spilled) begin_at(sequence, match);
+  if (!had_output) {
     Usage& usage = sequence.usage;
     if (!usage.admitted_at) counts_.prompt_tokens += sequence.prompt_end();
     counts_.cached_tokens += match.tokens - usage.cached_tokens;
@@ -412,12 +452,19 @@ void Scheduler::start(Sequence& sequence, const PrefixMatch& match, int64_t fres
     sequence.charged = std::max(sequence.charged, match.tokens);
   }
   if (!sequence.usage.admitted_at) sequence.usage.admitted_at = now;
+  const int64_t shared_pages = std::ssize(sequence.page_table);
   for (int64_t i = 0; i < fresh_pages; ++i) {
     sequence.page_table.push_back(cache_.acquire().value().index);
   }
   sequence.slot = free_slots_.back();
   free_slots_.pop_back();
+  if (sequence.spilled) {
+    load_spilled(sequence, shared_pages);
+  } else if (match.snapshot) {
+    load_snapshot(sequence, *match.snapshot);
+  }
   sequence.rank = rank_of(sequence);
+  sequence.started_in = step_id_ + 1;
   reuse_.announce(sequence);
   tenants_.serve(sequence.tenant);
   const std::span<const int32_t> tokens = sequence.tokens;
@@ -439,6 +486,17 @@ void Scheduler::start(Sequence& sequence, const PrefixMatch& match, int64_t fres
   running_.insert(place, std::move(owned));
 }
 
+void Scheduler::begin_at(Sequence& sequence, const PrefixMatch& match) {
+  const bool was_noted = keeps_hit(sequence);
+  sequence.hit = match.tokens;
+  sequence.replay_start = match.replay_start;
+  sequence.state = match.state;
+  sequence.from_snapshot = match.snapshot.has_value();
+  sequence.computed = match.replay_start;
+  sequence.planned = match.replay_start;
+  if (!was_noted) note_hit(sequence, 1);
+}
+
 // --- the step ----------------------------------------------------------------
 
 void Scheduler::plan_rows(TimePoint now, Flight& flight) {
@@ -452,14 +510,23 @@ void Scheduler::plan_rows(TimePoint now, Flight& flight) {
   int64_t room = options_.rows_max - decode_rows;
   const bool paced = decode_rows > 0 && options_.prefill_rows_beside_decode > 0;
   double budget = paced ? options_.prefill_rows_beside_decode : options_.rows_max;
+  int64_t held_room = options_.window;
+  bool first_prompt = true;
   for (const Owned& sequence : running_) {
     if (sequence->decodes()) continue;
+    const int64_t held = held_rows(*sequence);
+    if (held > held_room) continue;
     const int64_t first = sequence->planned;
     const int64_t end = std::min(sequence->size(), first + room);
-    const int64_t count = cost_.affordable(first, end, sequence->tail_floor, budget);
-    if (count == 0) break;
-    budget -= cost_.of(first, first + count, sequence->tail_floor);
+    // Held rows come all together: whoever is first has them, and a row at least.
+    const double held_cost = cost_.of_held(held);
+    const double left = first_prompt ? std::max(budget - held_cost, 1.0) : budget - held_cost;
+    const int64_t count = cost_.affordable(first, end, sequence->tail_floor, left);
+    if (count <= 0) break;
+    budget = left - cost_.of(first, first + count, sequence->tail_floor);
     room -= count;
+    held_room -= held;
+    first_prompt = false;
     add_rows(*sequence, count, flight);
   }
 }
@@ -468,7 +535,8 @@ void Scheduler::add_rows(Sequence& sequence, int64_t count, Flight& flight) {
   const uint64_t step_id = step_id_ + 1;
   const std::span<const int32_t> tokens = sequence.tokens;
   const int64_t first = sequence.planned;
-  const int64_t look_back = std::min<int64_t>(first, options_.look_back);
+  const int64_t held = held_rows(sequence);
+  const int64_t look_back = std::min<int64_t>(first, held + options_.look_back);
   const int64_t end = first + count;
   std::vector<int32_t>& table = sequence.flown_tables[step_id % kStepsInFlightMax];
   table.assign(sequence.page_table.begin(), sequence.page_table.begin() + pages_for(end));
@@ -489,10 +557,12 @@ void Scheduler::add_rows(Sequence& sequence, int64_t count, Flight& flight) {
   planned.rows.look_back =
       tokens.subspan(static_cast<size_t>(first - look_back), static_cast<size_t>(look_back));
   planned.rows.page_table = table;
-  planned.rows.window_floor = sequence.replay_start;
+  planned.rows.window_floor = sequence.state.window_floor;
   planned.rows.global_begin = sequence.hit;
   planned.rows.tail_begin = sequence.tail_floor;
   planned.rows.tail_floor = sequence.tail_floor;
+  planned.rows.held_rows = static_cast<int32_t>(held);
+  planned.rows.hold_inputs = takes_reuse() && options_.replay != model::DecoderReplay::kOff;
   planned.samples = end == sequence.expected_size();
   if (planned.samples) planned.rows.logits_begin = count - 1;
   sequence.planned = end;
@@ -526,7 +596,9 @@ void Scheduler::commit(const StepResult& result) {
       continue;
     }
     note_computed(sequence, planned);
-    if (sampled != nullptr) take(sequence, *sampled);
+    if (sampled == nullptr) continue;
+    if (!sequence.has_output()) keep_snapshot(sequence);
+    take(sequence, *sampled);
   }
   release_replaced(flight);
 }
@@ -579,6 +651,7 @@ void Scheduler::take(Sequence& sequence, const SampledSequence& result) {
   event.usage = sequence.usage;
   events_.push_back(event);
   if (event.finish == FinishReason::kNone) return;
+  if (event.has_token) keep_snapshot(sequence);
   const auto at = std::ranges::find_if(
       running_, [&sequence](const Owned& other) { return other.get() == &sequence; });
   Owned owned = std::move(*at);

@@ -6,6 +6,8 @@
 // and some growth have pages; when the pool runs dry, the one ranked last gives
 // its pages back and is computed again later, to the same tokens: whatever its
 // rows depend on (prompt end, replay start, the pages of its hit) stays with it.
+// With snapshot memory, who gives way after its first token goes there instead and
+// comes back as it was; and states at page boundaries are kept for later turns.
 // A step may be planned while the one before it is computed: it then names tokens
 // that nobody knows yet, and rows whose sequence turns out to have ended are
 // dropped. Whoever gives way does so between steps, never while one is in flight.
@@ -20,6 +22,7 @@
 
 #include "base/result.h"
 #include "cache/prefix_cache.h"
+#include "cache/snapshot_pool.h"
 #include "engine/executor.h"
 #include "engine/generator_options.h"
 #include "engine/prefix_reuse.h"
@@ -43,6 +46,10 @@ struct SchedulerCounts {
   int64_t prompt_tokens = 0;    // of the sequences that started
   int64_t cached_tokens = 0;    // of these, found in the prefix cache
   int64_t preemptions = 0;
+  int64_t spills = 0;         // of these, to snapshot memory
+  int64_t resumes = 0;        // from there
+  int64_t snapshots = 0;      // taken of page boundaries
+  int64_t snapshot_hits = 0;  // sequences that started from one
 };
 
 class Scheduler {
@@ -77,6 +84,7 @@ class Scheduler {
   int32_t free_slot_count() const { return static_cast<int32_t>(free_slots_.size()); }
   int32_t available_page_count() const { return cache_.available_count(); }
   const cache::PrefixCache& cache() const { return cache_; }
+  const cache::SnapshotPool& snapshots() const { return snapshots_; }
   std::span<const std::unique_ptr<Sequence>> running() const { return running_; }
   const SchedulerCounts& counts() const { return counts_; }
   const GeneratorOptions& options() const { return options_; }
@@ -90,6 +98,8 @@ class Scheduler {
     uint64_t step_id = 0;
     std::vector<PlannedSequence> plan;
     std::vector<Sequence*> sequences;  // of its entries
+    std::vector<SnapshotCopy> saves;
+    std::vector<SnapshotCopy> loads;
     // Pages that it may name and nobody else holds any more.
     std::vector<cache::PageId> replaced;
   };
@@ -100,7 +110,13 @@ class Scheduler {
   }
   int64_t hit_pages(const Sequence& sequence) const { return sequence.hit / options_.page_tokens; }
   // Tokens cannot be had again but from these very pages.
-  bool keeps_hit(const Sequence& sequence) const { return bounded() && sequence.has_output(); }
+  bool keeps_hit(const Sequence& sequence) const {
+    return bounded() && sequence.has_output() && !sequence.state.exact;
+  }
+  // Pages that it needs for its tokens' sake, from the first on.
+  int64_t needed_pages(const Sequence& sequence) const {
+    return bounded() && !sequence.state.exact ? hit_pages(sequence) : 0;
+  }
   int32_t rank_of(const Sequence& sequence) const;
   bool before(const Sequence& a, const Sequence& b) const;
 
@@ -110,9 +126,13 @@ class Scheduler {
   void admit(TimePoint now);
   Sequence* next_candidate();
   Admission try_to_start(Sequence& sequence, TimePoint now);
+  Admission try_to_start(Sequence& sequence, const PrefixMatch& match, TimePoint now);
   bool make_room(int32_t rank, int64_t pages_missing);
   bool all_can_finish(const Sequence& next, int64_t hit, std::span<const cache::PageId> pages);
+  // Where it goes on from: what it was when it gave way, or what is cached.
+  PrefixMatch match_of(Sequence& sequence);
   void start(Sequence& sequence, const PrefixMatch& match, int64_t fresh_pages, TimePoint now);
+  void begin_at(Sequence& sequence, const PrefixMatch& match);
   Flight& flight_of(uint64_t step_id) { return flights_[step_id % kStepsInFlightMax]; }
   void plan_rows(TimePoint now, Flight& flight);
   void add_rows(Sequence& sequence, int64_t count, Flight& flight);
@@ -123,6 +143,20 @@ class Scheduler {
   void release_replaced(Flight& flight);
 
   void preempt(size_t index);
+
+  // In scheduler_snapshots.cc.
+  bool takes_reuse() const { return options_.reuse_blocks > 0; }
+  void begin_copies();
+  // Its slot, and its pages from `first_page` on, go to snapshot memory. False: no room.
+  bool spill(Sequence& sequence, int64_t first_page);
+  void load_spilled(Sequence& sequence, int64_t first_page);
+  void load_snapshot(Sequence& sequence, cache::SnapshotId snapshot);
+  // The state at its last page boundary is kept for whoever goes on from there.
+  void keep_snapshot(const Sequence& sequence);
+  void forget_snapshots(Sequence& sequence);
+  // Rows before its first one that it computes from held inputs, in the step that has this one.
+  int64_t held_rows(const Sequence& sequence) const;
+
   void release_pages(Sequence& sequence, int64_t keep);
   void note_hit(const Sequence& sequence, int32_t change);
   void take(Sequence& sequence, const SampledSequence& result);
@@ -136,6 +170,7 @@ class Scheduler {
   GeneratorOptions options_;
   RowCost cost_;
   cache::PrefixCache cache_;
+  cache::SnapshotPool snapshots_;
   PrefixReuse reuse_;
   TenantClock tenants_;
   SchedulerCounts counts_;
@@ -157,6 +192,10 @@ class Scheduler {
   std::array<Flight, kStepsInFlightMax> flights_;  // by step id
   int32_t in_flight_ = 0;
   bool must_land_ = false;  // somebody has to give way first
+
+  std::vector<SnapshotCopy> saves_;  // for the next step
+  std::vector<SnapshotCopy> loads_;
+  std::vector<cache::SnapshotId> loading_;  // held until these loads are ordered before any save
 
   // Of the last plan and commit; reserved once.
   std::vector<SequenceStart> starts_;

@@ -4,9 +4,11 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
 #include <vector>
 
 #include "cache/prefix_key.h"
+#include "cache/snapshot_pool.h"
 #include "engine/executor.h"
 #include "engine/request.h"
 #include "engine/tenant_clock.h"
@@ -24,6 +26,7 @@ struct Sequence {
 
   // Where it runs; no slot and at most the pages of its hit while it waits.
   int32_t slot = 0;
+  uint64_t started_in = 0;  // the first step that it could be in
   std::vector<int32_t> page_table;
   int64_t computed = 0;  // rows before it are in pages and rings, or need not be
   // Steps that are planned and not committed: how many name it, what they sample, and the rows
@@ -36,8 +39,13 @@ struct Sequence {
   int64_t tail_floor = 0;
   // The prefix hit that it started from: it belongs to the sequence and survives preemption.
   int64_t hit = 0;
-  int64_t replay_start = 0;
-  int64_t charged = 0;  // rows before it were charged to the tenant
+  int64_t replay_start = 0;    // the first row that it computes: hit, when it has a snapshot
+  cache::SnapshotState state;  // of its rings, for the snapshots that are taken of them
+  bool from_snapshot = false;
+  std::optional<cache::SnapshotId> origin;   // held, where only it gives the same tokens again
+  std::optional<cache::SnapshotId> spilled;  // its slot and pages, while it waits
+  int64_t spilled_from = 0;                  // the first of these pages
+  int64_t charged = 0;                       // rows before it were charged to the tenant
 
   // Its names in the prefix cache.
   cache::PrefixKey root;
@@ -57,7 +65,7 @@ struct Sequence {
   int64_t length_max() const { return prompt_end() + request.output_tokens_max; }
   bool has_output() const { return size() > prompt_end(); }
   // Its first steps after a hit, which refill the windows.
-  bool replays() const { return hit > 0 && !has_output() && !usage.replayed_at; }
+  bool replays() const { return hit > replay_start && !has_output() && !usage.replayed_at; }
   // All but the token just produced, known or not, is computed or planned: one row a step.
   bool decodes() const { return expected_size() > prompt_end() && planned + 1 == expected_size(); }
   // Its last token is being computed.

@@ -53,13 +53,17 @@ void block_runs(const HostBlocks& blocks, int64_t image_offset, int64_t bytes, c
 
 }  // namespace
 
-int64_t KvCache::slot_image_bytes(SlotPart part) const {
-  if (part == SlotPart::kWhole) return layout_.slot_bytes;
-  int64_t bytes = layout_.held.reuse * layout_.held_row_bytes;
-  for (const RingLayout& ring : layout_.rings) {
-    bytes += int64_t{ring.reuse} * layout_.window_record_bytes;
+int64_t slot_image_bytes(const KvLayout& layout, SlotPart part) {
+  if (part == SlotPart::kWhole) return layout.slot_bytes;
+  int64_t bytes = layout.held.reuse * layout.held_row_bytes;
+  for (const RingLayout& ring : layout.rings) {
+    bytes += int64_t{ring.reuse} * layout.window_record_bytes;
   }
   return bytes;
+}
+
+int64_t KvCache::slot_image_bytes(SlotPart part) const {
+  return model::slot_image_bytes(layout_, part);
 }
 
 void KvCache::save_slot(int32_t slot_index, SlotPart part, int64_t position,

@@ -10,6 +10,8 @@
 #include <cstdint>
 #include <span>
 
+#include "model/kv_layout.h"
+
 namespace galley::model {
 
 enum class SlotPart : uint8_t {
@@ -25,6 +27,8 @@ struct HostBlocks {
   int64_t block_bytes = 0;
   std::span<const int32_t> blocks = {};  // in the order of the image
 };
+
+int64_t slot_image_bytes(const KvLayout& layout, SlotPart part);
 
 inline int32_t blocks_for(int64_t image_bytes, int64_t block_bytes) {
   return static_cast<int32_t>((image_bytes + block_bytes - 1) / block_bytes);

@@ -117,4 +117,11 @@ inline int64_t exact_replay_start(const ExactReplay& model, int64_t hit, int64_t
   return std::max<int64_t>(0, start);
 }
 
+// After a replay from `start`, from where on what a later prompt may read has the bits of a cold
+// run: under kOff the windows of every layer, otherwise the inputs and keys of layer E.
+inline int64_t exact_replay_reach(const ExactReplay& model, int64_t start) {
+  const int64_t stacked = model.replay == DecoderReplay::kOff ? model.layers : model.decoder_source;
+  return start + stacked * (model.window - 1);
+}
+
 }  // namespace galley::model

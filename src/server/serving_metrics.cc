@@ -130,6 +130,21 @@ void add_engine(const engine::EngineStats& stats, Families& families) {
                      {{{"kind", "decode"}}, static_cast<double>(stats.rows.decode_rows)}});
   families.counter("galley:cache_evictions_total", "Pages of the prefix cache given up.",
                    static_cast<double>(stats.evictions));
+  families.counter("galley:cache_expiries_total", "Pages of the prefix cache unused for too long.",
+                   static_cast<double>(stats.expiries));
+  families.counter("galley:snapshot_hits_total",
+                   "Prompts that went on from a snapshot and replayed nothing.",
+                   static_cast<double>(stats.rows.snapshot_hits));
+  families.counter("galley:snapshots_total", "States at page boundaries that were kept.",
+                   static_cast<double>(stats.rows.snapshots));
+  families.counter("galley:spills_total", "Preempted sequences whose state went to the host.",
+                   static_cast<double>(stats.rows.spills));
+  families.counter("galley:resumes_total", "Preempted sequences that went on where they were.",
+                   static_cast<double>(stats.rows.resumes));
+  families.gauge("galley:snapshot_bytes", "Snapshot memory in use.",
+                 static_cast<double>(stats.snapshot_bytes));
+  families.gauge("galley:snapshot_bytes_max", "Snapshot memory at most.",
+                 static_cast<double>(stats.snapshot_bytes_max));
   families.gauge("galley:engine_since_progress_seconds",
                  "Since the last step ended while there is work; 0 when idle.",
                  std::chrono::duration<double>(stats.since_progress).count());

@@ -37,6 +37,13 @@ void add_engine_settings(Command& command, EngineSettings& settings) {
                "Seconds after its last use at which a cached prefix is forgotten; 0 = never")
       .range(0, 1e9)
       .value_name("S");
+  command
+      .setting("--snapshot-memory", settings.snapshot_memory_mib,
+               "MiB of host memory for the states of sequences: of those that give way, which "
+               "then go on where they were, and of prompts and answers, whose next turn then "
+               "replays nothing; 0 = none")
+      .range(0, 1e9)
+      .value_name("MIB");
 }
 
 Result<model::DecoderReplay> parse_replay(const std::string& name) {
@@ -82,6 +89,7 @@ Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings
   options.prefix = TRY(parse_prefix_cache(settings.prefix_cache));
   options.async_scheduling = settings.async_scheduling == "on";
   options.prefix_ttl_s = settings.prefix_ttl_s;
+  TRY(engine::size_snapshots(config(), settings.snapshot_memory_mib << 20, options));
   executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
   return options;
 }

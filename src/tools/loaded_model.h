@@ -29,6 +29,7 @@ struct EngineSettings {
   std::string prefix_cache = "off";
   std::string async_scheduling = "off";
   int64_t prefix_ttl_s = 0;
+  int64_t snapshot_memory_mib = 256;
 };
 
 // A context that a laptop holds; --context asks for more.

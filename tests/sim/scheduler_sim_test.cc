@@ -1,8 +1,8 @@
 // The real scheduler on simulated time over the fake executor, with random
 // arrivals, priorities, tenants, deadlines, cancellations and pools far too
-// small, in half of the histories with a step planned while another is in flight,
-// which is computed as early or as late as may be: nobody is lost or ends twice, no
-// page or slot leaks or is given away under a step, nobody waits for ever, and
+// small, with more or less snapshot memory, in half of the histories with a step planned while
+// another is in flight, which is computed as early or as late as may be: nobody is lost or ends
+// twice, no page, slot or block leaks or is given away under a step, nobody waits for ever, and
 // every token is the one that the sequence gives alone, from the same start. One
 // seed is one history; a failure prints it.
 //
@@ -91,6 +91,13 @@ class Simulation {
     ASSERT_TRUE(live_.empty()) << live_.size() << " sequences were lost";
     ASSERT_EQ(generator_.free_page_count(), options_.page_count) << "pages leaked";
     ASSERT_EQ(generator_.scheduler().free_slot_count(), options_.sequences_max) << "slots leaked";
+    step();  // lets go of what the last one read
+    const cache::SnapshotPool& snapshots = generator_.scheduler().snapshots();
+    int32_t kept = 0;
+    for (int32_t page = 0; page < options_.page_count; ++page) {
+      kept += snapshots.of_page({page}) ? options_.reuse_blocks : 0;
+    }
+    ASSERT_EQ(snapshots.used_blocks(), kept) << "blocks leaked";
     int64_t ended = 0;
     for (const int64_t count : tally_.finished) ended += count;
     ASSERT_EQ(ended, tally_.submitted);
@@ -133,6 +140,11 @@ class Simulation {
     options.prefill_rows_beside_decode = pick(0, 2) == 0 ? pick32(1, 16) : 0;
     options.prefix = prefix;
     options.async_scheduling = pick(0, 1) == 0;
+    if (pick(0, 3) == 0) options.prefix_ttl_s = 1;
+    if (pick(0, 4) == 0) return options;  // without snapshots
+    options.snapshot_blocks = pick32(1, 150);
+    options.slot_blocks = pick32(1, 6);
+    options.reuse_blocks = prefix == PrefixReplay::kOff || pick(0, 5) == 0 ? 0 : pick32(1, 4);
     return options;
   }
 
@@ -144,7 +156,11 @@ class Simulation {
     const auto shared = pick(0, 2) == 0 ? 80 : pick(0, 80);
     request.prompt.assign(family.begin(), family.begin() + shared);
     const std::vector<int32_t> own = random_tokens(pick(shared == 0 ? 1 : 0, 20));
+    if (!turns_.empty() && pick(0, 2) == 0) {
+      request.prompt = turns_[static_cast<size_t>(pick(0, std::ssize(turns_) - 1))];
+    }
     request.prompt.insert(request.prompt.end(), own.begin(), own.end());
+    if (request.prompt.empty()) request.prompt = {1};
     request.output_tokens_max = pick(0, 2) == 0 ? pick32(30, 60) : pick32(1, 40);
     request.stop_tokens = {7};
     request.priority = static_cast<Priority>(pick(0, 2));
@@ -186,11 +202,12 @@ class Simulation {
     if (live.planned_token) {
       if (options_.prefix != PrefixReplay::kBounded) return;
       ASSERT_EQ(rows.window_floor, live.hit.replay_start) << "resumed from another start";
+      if (live.hit.replay_start == 0) return;  // cold, or a state that is as after a cold run
       ASSERT_EQ(rows.global_begin, std::ssize(live.hit.globals)) << "resumed from another hit";
       return;
     }
     // The chunk that ends at or after the hit's end names all of its pages.
-    if (rows.first_position == rows.window_floor) live.hit = {rows.window_floor, {}};
+    live.hit = {rows.window_floor, {}};
     const auto known = std::min(rows.global_begin, rows.end_position());
     live.hit.globals = executor_.globals(rows.page_table, known);
     live.planned_token = planned.samples;
@@ -217,10 +234,11 @@ class Simulation {
     ASSERT_TRUE(event.finish != FinishReason::kCancelled || live.cancels);
     ASSERT_TRUE(event.finish != FinishReason::kDeadline || *live.request.deadline <= now_);
     if (!early && event.usage.preemptions > 0) ++tally_.resumed;
-    // An exact hit gives what a cold run gives; a bounded one what its own start gives.
+    // An exact hit gives what a cold run gives; a bounded one what its own start gives, which may
+    // be that of an earlier turn whose snapshot it took.
+    const bool own_start = options_.prefix == PrefixReplay::kBounded && live.hit.replay_start > 0;
     std::vector<int32_t> expected =
-        fake_tokens(live.request, options_, model_,
-                    options_.prefix == PrefixReplay::kBounded ? live.hit : FakeHit{});
+        fake_tokens(live.request, options_, model_, own_start ? live.hit : FakeHit{});
     if (early) {
       ASSERT_LE(live.output.size(), expected.size());
       expected.resize(live.output.size());
@@ -228,6 +246,12 @@ class Simulation {
     ASSERT_EQ(live.output, expected)
         << "sequence " << static_cast<uint64_t>(event.id) << " cached " << event.usage.cached_tokens
         << " preempted " << event.usage.preemptions;
+    // Some go on: prompt and answer are the next turn's prompt.
+    std::vector<int32_t> turn = live.request.prompt;
+    turn.insert(turn.end(), live.output.begin(), live.output.end());
+    if (turn.size() > 80) return;
+    if (turns_.size() == 8) turns_.erase(turns_.begin());
+    turns_.push_back(std::move(turn));
   }
 
   std::mt19937_64 random_;
@@ -237,6 +261,7 @@ class Simulation {
   WatchedExecutor watched_;
   Generator generator_;
   std::vector<std::vector<int32_t>> families_;
+  std::vector<std::vector<int32_t>> turns_;
   std::map<uint64_t, Live> live_;
   uint64_t last_id_ = 0;
   TimePoint now_;
@@ -255,6 +280,8 @@ TEST_P(SchedulerSimulation, NobodyIsLostAndEveryTokenIsItsOwn) {
   int64_t preemptions = 0;
   int64_t evictions = 0;
   int64_t wasted = 0;
+  int64_t expiries = 0;
+  SchedulerCounts snapshots;
   for (uint64_t seed = first_seed; seed < first_seed + static_cast<uint64_t>(steps / kStepsEach);
        ++seed) {
     SCOPED_TRACE("GALLEY_SIM_SEED=" + std::to_string(seed));
@@ -270,7 +297,17 @@ TEST_P(SchedulerSimulation, NobodyIsLostAndEveryTokenIsItsOwn) {
     preemptions += simulation.scheduler().counts().preemptions;
     wasted += simulation.scheduler().counts().wasted_rows;
     evictions += simulation.scheduler().cache().evictions();
+    const SchedulerCounts& counts = simulation.scheduler().counts();
+    snapshots.spills += counts.spills;
+    snapshots.resumes += counts.resumes;
+    snapshots.snapshots += counts.snapshots;
+    snapshots.snapshot_hits += counts.snapshot_hits;
+    expiries += simulation.scheduler().cache().expiries();
   }
+  std::printf("%lld spills, %lld resumes, %lld snapshots, %lld hits of these, %lld expiries\n",
+              static_cast<long long>(snapshots.spills), static_cast<long long>(snapshots.resumes),
+              static_cast<long long>(snapshots.snapshots),
+              static_cast<long long>(snapshots.snapshot_hits), static_cast<long long>(expiries));
   std::printf(
       "%lld sequences, %lld tokens, %lld hits, %lld preemptions, %lld finished after "
       "one, %lld evictions, %lld rows wasted, longest wait %lld steps\n",
@@ -281,6 +318,9 @@ TEST_P(SchedulerSimulation, NobodyIsLostAndEveryTokenIsItsOwn) {
   // What the histories must have met to show anything.
   EXPECT_GT(sum.resumed, 0);
   EXPECT_GT(wasted, 0);
+  EXPECT_GT(snapshots.resumes, 0);
+  EXPECT_EQ(snapshots.snapshot_hits > 0, GetParam() != PrefixReplay::kOff);
+  EXPECT_EQ(expiries > 0, GetParam() != PrefixReplay::kOff);
   EXPECT_EQ(sum.hits > 0, GetParam() != PrefixReplay::kOff);
   EXPECT_EQ(evictions > 0, GetParam() != PrefixReplay::kOff);
 }
