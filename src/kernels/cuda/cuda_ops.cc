@@ -11,10 +11,12 @@
 #include <vector>
 
 #include "base/check.h"
+#include "kernels/cuda/command_list.h"
 #include "kernels/cuda/compressor.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/engram.h"
+#include "kernels/cuda/graph_cache.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/norm.h"
@@ -43,8 +45,13 @@ enum class Scratch : uint8_t {
   kCount,
 };
 
+// Steps of more rows launch as they go: the device is then slower than the host.
+constexpr int64_t kGraphRowsMax = 512;
+constexpr int32_t kGraphsMax = 64;
+constexpr int64_t kCommandBytesMax = int64_t{1} << 20;
 constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
 
+int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
 int64_t whole_vectors(int64_t columns) { return (columns + 15) / 16 * 16; }
 
 class CudaOps final : public Ops {
@@ -59,6 +66,7 @@ class CudaOps final : public Ops {
 
   ~CudaOps() override {
     cudaStreamSynchronize(stream_);
+    graphs_.clear();
     cudaStreamDestroy(stream_);
   }
 
@@ -88,9 +96,14 @@ class CudaOps final : public Ops {
     return {};
   }
 
-  void begin_step() override { arena_.reset(); }
+  void begin_step(int64_t rows) override {
+    flush();  // only after a step that was never finished
+    arena_.reset();
+    waits_ = rows <= kGraphRowsMax;
+  }
 
   Result<void> finish() override {
+    flush();
     if (failure_) return *failure_;
     if (!arena_.ok()) {
       return Error{ErrorCode::kExhausted, "CUDA: no memory left to stage a step's arguments"};
@@ -103,13 +116,13 @@ class CudaOps final : public Ops {
   const void* stage(const void* host, int64_t bytes) override { return arena_.stage(host, bytes); }
 
   void copy(std::span<const RowCopy> copies) override {
-    launch_copy(staged(copies), std::ssize(copies), stream_);
+    enqueue(launch_copy, staged(copies), std::ssize(copies));
   }
 
   void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
               Rows<Bf16> streams) override {
     CHECK(copies == kStreams && streams.cols == copies * hidden);
-    if (streams.rows > 0) cuda::spread(stream_, staged(sources), streams);
+    if (streams.rows > 0) enqueue_first(cuda::spread, staged(sources), streams);
   }
 
   void linear(Rows<const Bf16> x, std::span<const Product> products) override {
@@ -121,12 +134,11 @@ class CudaOps final : public Ops {
       CHECK(product.weight.in == x.cols);
       Rows<const Bf16>& input = product.quantise_input ? quantised : exact;
       if (input.data == nullptr) input = packed(x, product.quantise_input);
-      launch_product({.x = input,
-                      .weight = product.weight,
-                      .groups = 1,
-                      .y = product.y,
-                      .y_f32 = product.y_f32},
-                     stream_);
+      enqueue(launch_product, RowProduct{.x = input,
+                                         .weight = product.weight,
+                                         .groups = 1,
+                                         .y = product.y,
+                                         .y_f32 = product.y_f32});
     }
   }
 
@@ -134,12 +146,13 @@ class CudaOps final : public Ops {
                       Rows<Bf16> y) override {
     CHECK(x.cols == groups * weight.in && weight.out % groups == 0);
     if (x.rows == 0) return;
-    launch_product({.x = packed(x, false), .weight = weight, .groups = groups, .y = y, .y_f32 = {}},
-                   stream_);
+    enqueue(
+        launch_product,
+        RowProduct{.x = packed(x, false), .weight = weight, .groups = groups, .y = y, .y_f32 = {}});
   }
 
   void rms_norm(Rows<const Bf16> x, const Bf16* weight, float eps, Rows<Bf16> y) override {
-    if (x.rows > 0) cuda::rms_norm(stream_, x, weight, eps, y);
+    if (x.rows > 0) enqueue_first(cuda::rms_norm, x, weight, eps, y);
   }
 
   void hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const HcOptions& options,
@@ -148,53 +161,54 @@ class CudaOps final : public Ops {
     CHECK(options.streams == kStreams);
     if (streams.rows == 0) return;
     void* workspace = bytes(Scratch::kMix, hc_enter_workspace_bytes(streams.rows, x.cols));
-    cuda::hc_enter(stream_, streams, weights, options, carried, norm_weight, mix, x, workspace);
+    enqueue_first(cuda::hc_enter, streams, weights, options, carried, norm_weight, mix, x,
+                  workspace);
   }
 
   void collapse_norm(Rows<const Bf16> streams, Rows<const float> carried, int32_t stream_count,
                      const Bf16* norm_weight, float eps, Rows<Bf16> x) override {
     CHECK(stream_count == kStreams);
-    if (x.rows > 0) cuda::collapse_norm(stream_, streams, carried, norm_weight, eps, x);
+    if (x.rows > 0) enqueue_first(cuda::collapse_norm, streams, carried, norm_weight, eps, x);
   }
 
   void hc_leave(Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
                 int32_t stream_count, Rows<Bf16> streams) override {
     CHECK(stream_count == kStreams);
-    if (y.rows > 0) cuda::hc_leave(stream_, y, post, comb, streams);
+    if (y.rows > 0) enqueue_first(cuda::hc_leave, y, post, comb, streams);
   }
 
   void stream_mean(Rows<const Bf16> streams, int32_t stream_count, Rows<Bf16> mean) override {
     CHECK(stream_count == kStreams);
-    if (mean.rows > 0) cuda::stream_mean(stream_, streams, mean);
+    if (mean.rows > 0) enqueue_first(cuda::stream_mean, streams, mean);
   }
 
   void rope(Rows<Bf16> x, int32_t heads, const RopeAngles& angles, bool inverse) override {
-    if (x.rows > 0) cuda::rope(stream_, x, heads, angles, inverse);
+    if (x.rows > 0) enqueue_first(cuda::rope, x, heads, angles, inverse);
   }
 
   void window_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
                    Rows<uint8_t> records) override {
-    if (x.rows > 0) cuda::window_keys(stream_, x, norm_weight, eps, angles, records);
+    if (x.rows > 0) enqueue_first(cuda::window_keys, x, norm_weight, eps, angles, records);
   }
 
   void compress(Rows<const float> kv, Rows<const float> gate, int32_t ratio,
                 const Bf16* norm_weight, float eps, Rows<Bf16> latent) override {
-    if (latent.rows > 0) cuda::compress(stream_, kv, gate, ratio, norm_weight, eps, latent);
+    if (latent.rows > 0) enqueue_first(cuda::compress, kv, gate, ratio, norm_weight, eps, latent);
   }
 
   void global_keys(Rows<const Bf16> latent, const RopeAngles& angles,
                    std::span<uint8_t* const> destination) override {
-    if (latent.rows > 0) cuda::global_keys(stream_, latent, angles, staged(destination));
+    if (latent.rows > 0) enqueue_first(cuda::global_keys, latent, angles, staged(destination));
   }
 
   void index_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
                   std::span<uint8_t* const> destination) override {
     if (x.rows == 0) return;
-    cuda::index_keys(stream_, x, norm_weight, eps, angles, staged(destination));
+    enqueue_first(cuda::index_keys, x, norm_weight, eps, angles, staged(destination));
   }
 
   void index_queries(Rows<Bf16> x, int32_t heads, const RopeAngles& angles) override {
-    if (x.rows > 0) cuda::index_queries(stream_, x, heads, angles);
+    if (x.rows > 0) enqueue_first(cuda::index_queries, x, heads, angles);
   }
 
   void index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights,
@@ -210,8 +224,8 @@ class CudaOps final : public Ops {
     const IndexRow* arguments = staged(rows);
     for (int64_t begin = 0; begin < queries.rows; begin += each) {
       const int64_t count = std::min(each, queries.rows - begin);
-      launch_index_select(queries.slice(begin, count), head_weights.slice(begin, count), shape,
-                          arguments + begin, scores, entries, block_scores, blocks, stream_);
+      enqueue(launch_index_select, queries.slice(begin, count), head_weights.slice(begin, count),
+              shape, arguments + begin, scores, entries, block_scores, blocks);
     }
   }
 
@@ -219,7 +233,7 @@ class CudaOps final : public Ops {
                  const RopeAngles& angles, std::span<const AttentionRow> rows,
                  Rows<Bf16> o) override {
     if (q.rows == 0) return;
-    launch_attention(q, sink, shape, angles, staged(rows), o, stream_);
+    enqueue(launch_attention, q, sink, shape, angles, staged(rows), o);
   }
 
   void route(Rows<const Bf16> x, const WeightView& gate, std::span<const float* const> bias_of_row,
@@ -233,7 +247,7 @@ class CudaOps final : public Ops {
         x.rows, gate.out);
     const Product product{.weight = gate, .quantise_input = false, .y = {}, .y_f32 = logits};
     linear(x, std::span(&product, 1));
-    launch_route(logits, staged(bias_of_row), options, experts, weights, margin, stream_);
+    enqueue(launch_route, logits, staged(bias_of_row), options, experts, weights, margin);
   }
 
   void moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
@@ -250,47 +264,40 @@ class CudaOps final : public Ops {
     const Rows<Bf16> shared = bf16(Scratch::kShared, x.rows, x.cols);
     dense(input, weights.shared.w1, shared_gate);
     dense(input, weights.shared.w3, shared_up);
-    launch_swiglu(shared_gate, shared_up, nullptr, weights.swiglu_limit, shared_gate, stream_);
+    enqueue(launch_swiglu, shared_gate, shared_up, static_cast<const float*>(nullptr),
+            weights.swiglu_limit, shared_gate);
     dense(shared_gate, weights.shared.w2, shared);
     const Rows<Bf16> pairs = routed(x, input, weights, experts, expert_weights);
-    launch_combine(pairs, static_cast<int32_t>(experts.cols), shared, y, stream_);
+    enqueue(launch_combine, pairs, static_cast<int32_t>(experts.cols), shared, y);
   }
 
   void engram_lookup(const EngramTable& table, Rows<const int64_t> ids, Rows<Bf16> e) override {
     if (ids.rows == 0) return;
     const int64_t cells = ids.rows * ids.cols;
-    const StageArena::Place numbers = arena_.take(cells * int64_t{sizeof(int64_t)});
-    if (numbers.host == nullptr) return;
-    auto* number = reinterpret_cast<int64_t*>(numbers.host);
-    const uint8_t* codes = table.codes;
-    const uint8_t* scale = table.scale;
-    if (table.on_host) {
+    const int64_t blocks = (table.width + 31) / 32;
+    // One place for all, since what is taken must be written before the next is.
+    const int64_t codes_at = whole_sectors(cells * int64_t{sizeof(int64_t)});
+    const int64_t scale_at = codes_at + whole_sectors(cells * table.width);
+    const StageArena::Place place =
+        arena_.take(table.on_host ? scale_at + cells * blocks : codes_at);
+    if (place.host == nullptr) return;
+    auto* number = reinterpret_cast<int64_t*>(place.host);
+    for (int64_t cell = 0; cell < cells; ++cell) {
+      const int64_t id = ids.row(cell / ids.cols)[cell % ids.cols];
+      number[cell] = table.on_host ? cell : id;
+      if (!table.on_host) continue;
       // The rows themselves are gathered here, in order.
-      const int64_t blocks = (table.width + 31) / 32;
-      const StageArena::Place rows = arena_.take(cells * table.width);
-      const StageArena::Place scales = arena_.take(cells * blocks);
-      if (rows.host == nullptr || scales.host == nullptr) return;
-      for (int64_t cell = 0; cell < cells; ++cell) {
-        const int64_t id = ids.row(cell / ids.cols)[cell % ids.cols];
-        number[cell] = cell;
-        std::memcpy(rows.host + cell * table.width, codes + id * table.width,
-                    static_cast<size_t>(table.width));
-        std::memcpy(scales.host + cell * blocks, scale + id * blocks, static_cast<size_t>(blocks));
-      }
-      arena_.send(rows);
-      arena_.send(scales);
-      codes = reinterpret_cast<const uint8_t*>(rows.device);
-      scale = reinterpret_cast<const uint8_t*>(scales.device);
-    } else {
-      for (int64_t cell = 0; cell < cells; ++cell) {
-        number[cell] = ids.row(cell / ids.cols)[cell % ids.cols];
-      }
+      std::memcpy(place.host + codes_at + cell * table.width, table.codes + id * table.width,
+                  static_cast<size_t>(table.width));
+      std::memcpy(place.host + scale_at + cell * blocks, table.scale + id * blocks,
+                  static_cast<size_t>(blocks));
     }
-    arena_.send(numbers);
-    cuda::engram_lookup(
-        stream_, codes, scale, table.width,
-        Rows<const int64_t>(reinterpret_cast<const int64_t*>(numbers.device), ids.rows, ids.cols),
-        e);
+    const auto* on_device = reinterpret_cast<const uint8_t*>(place.device);
+    const uint8_t* codes = table.on_host ? on_device + codes_at : table.codes;
+    const uint8_t* scale = table.on_host ? on_device + scale_at : table.scale;
+    const auto* numbers = reinterpret_cast<const int64_t*>(place.device);
+    enqueue_first(cuda::engram_lookup, codes, scale, table.width,
+                  Rows<const int64_t>(numbers, ids.rows, ids.cols), e);
   }
 
   void engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
@@ -298,7 +305,7 @@ class CudaOps final : public Ops {
                     Rows<Bf16> streams, Rows<float> gate) override {
     CHECK(stream_count == kStreams);
     if (kv.rows == 0) return;
-    cuda::engram_write(stream_, kv, q_weight, k_weight, staged(alive), eps, streams, gate);
+    enqueue_first(cuda::engram_write, kv, q_weight, k_weight, staged(alive), eps, streams, gate);
   }
 
  private:
@@ -311,8 +318,33 @@ class CudaOps final : public Ops {
   CudaOps(const DeviceProperties& device, Stream stream)
       : device_(device),
         stream_(stream),
-        memory_(make_device_memory(stream)),
-        arena_(*memory_, stream) {}
+        memory_(make_device_memory(stream, [this] { flush(); })),
+        arena_(*memory_, stream),
+        commands_(kCommandBytesMax),
+        graphs_(kGraphsMax) {}
+
+  // Launches now, or with the rest of a small step.
+  template <class Function, class... A>
+  void enqueue(Function* function, const A&... arguments) {
+    commands_.add(function, arguments...);
+    if (!waits_ || !commands_.has_room()) flush();
+  }
+  template <class Function, class... A>
+  void enqueue_first(Function* function, const A&... arguments) {
+    commands_.add_first(function, arguments...);
+    if (!waits_ || !commands_.has_room()) flush();
+  }
+
+  void flush() {
+    if (commands_.empty()) return;
+    arena_.upload();
+    if (waits_ && arena_.ok() && !failure_) {
+      if (const auto done = graphs_.run(commands_, stream_); !done) failure_ = done.error();
+    } else if (arena_.ok() && !failure_) {
+      commands_.run(stream_);
+    }
+    commands_.clear();
+  }
 
   template <class T>
   const T* staged(std::span<const T> host) {
@@ -324,7 +356,9 @@ class CudaOps final : public Ops {
   void* bytes(Scratch which, int64_t count) {
     MemoryBlock& block = scratch_[static_cast<size_t>(which)];
     if (block.bytes() >= count) return block.data();
+    flush();
     cudaStreamSynchronize(stream_);  // kernels may still use the smaller one
+    graphs_.clear();
     block = {};
     auto grown = MemoryBlock::create(*memory_, count, "working memory of kernels");
     if (!grown) {
@@ -345,12 +379,12 @@ class CudaOps final : public Ops {
     const int64_t columns = whole_vectors(x.cols);
     const Rows<Bf16> room =
         bf16(quantise ? Scratch::kQuantised : Scratch::kPacked, x.rows, columns);
-    launch_pack_input(x, quantise, room, stream_);
+    enqueue(launch_pack_input, x, quantise, room);
     return Rows<const Bf16>(room.data, x.rows, x.cols, columns);
   }
 
   void dense(Rows<const Bf16> x, const WeightView& weight, Rows<Bf16> y) {
-    launch_product({.x = x, .weight = weight, .groups = 1, .y = y, .y_f32 = {}}, stream_);
+    enqueue(launch_product, RowProduct{.x = x, .weight = weight, .groups = 1, .y = y, .y_f32 = {}});
   }
 
   const ExpertTable& expert_table(const MoeWeights& weights) {
@@ -401,7 +435,7 @@ class CudaOps final : public Ops {
     const int32_t tile_rows = expert_tile_rows(pairs, count);
     ExpertProduct product;
     product.plan = plan_of(pairs, count, tile_rows);
-    launch_expert_plan(experts, count, tile_rows, product.plan, stream_);
+    enqueue(launch_expert_plan, experts, count, tile_rows, product.plan);
     product.experts = count;
     product.pairs = pairs;
     product.tile_rows = tile_rows;
@@ -414,11 +448,11 @@ class CudaOps final : public Ops {
       product.weight = table.matrix[matrix];
       product.shape = shape;
       product.y = y;
-      launch_expert_product(product, stream_);
+      enqueue(launch_expert_product, product);
     };
     multiply(0, first.w1, gate);
     multiply(1, first.w3, up);
-    launch_swiglu(gate, up, expert_weights.data, weights.swiglu_limit, gate, stream_);
+    enqueue(launch_swiglu, gate, up, expert_weights.data, weights.swiglu_limit, gate);
     product.x = gate;
     product.pairs_per_x = 1;
     const Rows<Bf16> result = bf16(Scratch::kPairs, pairs, x.cols);
@@ -432,6 +466,9 @@ class CudaOps final : public Ops {
   StageArena arena_;
   std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> scratch_;
   std::map<const ExpertWeights*, ExpertTable> expert_tables_;  // by a layer's first expert
+  CommandList commands_;
+  GraphCache graphs_;
+  bool waits_ = false;   // this step's commands wait for finish()
   int64_t entries_ = 0;  // of the longest sequence, where reserve() told
   std::optional<Error> failure_;
 };

@@ -3,13 +3,15 @@
 #include <cuda_runtime_api.h>
 
 #include <string>
+#include <utility>
 
 namespace galley::kernels::cuda {
 namespace {
 
 class DeviceMemory final : public Memory {
  public:
-  explicit DeviceMemory(Stream stream) : stream_(stream) {}
+  DeviceMemory(Stream stream, std::function<void()> flush)
+      : stream_(stream), flush_(std::move(flush)) {}
 
   bool is_host() const override { return false; }
 
@@ -47,17 +49,19 @@ class DeviceMemory final : public Memory {
 
   void transfer(void* to, const void* from, int64_t bytes, cudaMemcpyKind kind) {
     if (bytes == 0) return;
+    flush_();
     cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), kind, stream_);
     cudaStreamSynchronize(stream_);
   }
 
   Stream stream_;
+  std::function<void()> flush_;
 };
 
 }  // namespace
 
-std::unique_ptr<Memory> make_device_memory(Stream stream) {
-  return std::make_unique<DeviceMemory>(stream);
+std::unique_ptr<Memory> make_device_memory(Stream stream, std::function<void()> flush) {
+  return std::make_unique<DeviceMemory>(stream, std::move(flush));
 }
 
 }  // namespace galley::kernels::cuda

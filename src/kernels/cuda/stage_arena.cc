@@ -28,8 +28,10 @@ Result<void> StageArena::reserve(int64_t bytes) {
 StageArena::Place StageArena::take(int64_t bytes) {
   const int64_t size = aligned(std::max<int64_t>(bytes, 1));
   while (block_ < blocks_.size() && used_ + size > blocks_[block_].host.bytes()) {
+    upload_block();
     ++block_;
     used_ = 0;
+    sent_ = 0;
   }
   if (block_ == blocks_.size()) {
     Block block;
@@ -44,24 +46,29 @@ StageArena::Place StageArena::take(int64_t bytes) {
     blocks_.push_back(std::move(block));
   }
   const Place place{.host = blocks_[block_].host.data() + used_,
-                    .device = blocks_[block_].device.data() + used_,
-                    .bytes = bytes};
+                    .device = blocks_[block_].device.data() + used_};
   used_ += size;
   return place;
 }
 
-void StageArena::send(const Place& place) {
-  if (place.bytes == 0 || place.host == nullptr) return;
-  cudaMemcpyAsync(place.device, place.host, static_cast<size_t>(place.bytes),
-                  cudaMemcpyHostToDevice, stream_);
-}
-
 const void* StageArena::stage(const void* host, int64_t bytes) {
   const Place place = take(bytes);
-  if (place.host == nullptr) return nullptr;
-  if (bytes > 0) std::memcpy(place.host, host, static_cast<size_t>(bytes));
-  send(place);
+  if (place.host != nullptr && bytes > 0) {
+    std::memcpy(place.host, host, static_cast<size_t>(bytes));
+  }
   return place.device;
+}
+
+void StageArena::upload() {
+  if (block_ < blocks_.size()) upload_block();
+}
+
+void StageArena::upload_block() {
+  if (used_ == sent_) return;
+  const Block& block = blocks_[block_];
+  cudaMemcpyAsync(block.device.data() + sent_, block.host.data() + sent_,
+                  static_cast<size_t>(used_ - sent_), cudaMemcpyHostToDevice, stream_);
+  sent_ = used_;
 }
 
 }  // namespace galley::kernels::cuda

@@ -1,5 +1,5 @@
 // Small host values on their way to the kernels: written into pinned memory one
-// after the other, copied to the same place of a device block.
+// after the other, copied to the same place of a device block by the next upload().
 //
 // Offsets depend on the order and sizes of what is staged alone, so that the same
 // calls in another step stage at the same addresses. Without room it grows, which
@@ -25,20 +25,18 @@ class StageArena {
   void reset() {
     block_ = 0;
     used_ = 0;
+    sent_ = 0;
   }
 
-  // Room of the device where the next launches read what the caller writes to `host` before it
-  // calls send().
+  // Room of the device where launches after the next upload() read what the caller wrote to
+  // `host` before it. Written before the next take: that may send what is there.
   struct Place {
     std::byte* host = nullptr;
     std::byte* device = nullptr;
-    int64_t bytes = 0;
   };
   Place take(int64_t bytes);
-  void send(const Place& place);
-
-  // take, write and send.
-  const void* stage(const void* host, int64_t bytes);
+  const void* stage(const void* host, int64_t bytes);  // take and write
+  void upload();
 
   // False once a block could not be allocated: what was staged since is nowhere.
   bool ok() const { return ok_; }
@@ -49,11 +47,14 @@ class StageArena {
     MemoryBlock device;
   };
 
+  void upload_block();
+
   Memory& memory_;
   Stream stream_;
   std::vector<Block> blocks_;
   size_t block_ = 0;  // the one in use
   int64_t used_ = 0;  // of it
+  int64_t sent_ = 0;  // of it, by the last upload()
   bool ok_ = true;
 };
 
