@@ -6,7 +6,7 @@ namespace galley::kernels {
 
 Memory& HostOps::memory() { return host_memory(); }
 Result<void> HostOps::reserve(const StepBounds& /*bounds*/) { return {}; }
-void HostOps::begin_step(int64_t /*rows*/) {}
+void HostOps::begin_step() {}
 Result<void> HostOps::finish() { return {}; }
 const void* HostOps::stage(const void* host, int64_t /*bytes*/) { return host; }
 

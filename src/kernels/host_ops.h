@@ -13,7 +13,7 @@ class HostOps : public Ops {
  public:
   Memory& memory() override;
   Result<void> reserve(const StepBounds& bounds) override;
-  void begin_step(int64_t rows) override;
+  void begin_step() override;
   Result<void> finish() override;
   const void* stage(const void* host, int64_t bytes) override;
   void copy(std::span<const RowCopy> copies) override;

@@ -275,12 +275,10 @@ class MirroredOps final : public HostOps {
     }
     results_.clear();
     blocks_.clear();
-    device_->begin_step(many_ ? 1 << 20 : 1);
-    many_ = !many_;  // launched at once, or as a list
+    device_->begin_step();
   }
 
   Ops* device_;
-  bool many_ = false;
   std::deque<MemoryBlock> blocks_;
   std::vector<Written> results_;
   std::deque<std::vector<ExpertWeights>> expert_lists_;

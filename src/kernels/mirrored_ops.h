@@ -2,8 +2,7 @@
 //
 // For tests and verification of single operations: each call's inputs are copied to
 // the device, the operation runs there, and what it may have written comes back.
-// Slow, and fatal (CHECK) when the device fails. Small and large steps alternate, so
-// that both ways in which a backend launches are taken.
+// Slow, and fatal (CHECK) when the device fails.
 #pragma once
 
 #include <memory>

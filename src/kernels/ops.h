@@ -173,8 +173,8 @@ class Ops {
   // Steps within these bounds allocate nothing. Larger calls work, but may allocate.
   virtual Result<void> reserve(const StepBounds& bounds) = 0;
 
-  // What was staged before may be forgotten; no call of this step has more rows than `rows`.
-  virtual void begin_step(int64_t rows) = 0;
+  // What was staged before may be forgotten.
+  virtual void begin_step() = 0;
   // Waits for every operation called so far. An error is final: the backend cannot go on.
   virtual Result<void> finish() = 0;
 

@@ -200,13 +200,11 @@ void Forward::begin(std::span<const SequencePlan> plans, StepObserver* observer)
   observer_ = observer;
   side_ = 0;
   trims_ = false;
+  ops_.begin_step();
   page_tables_.clear();
   full_.clear();
   tail_.clear();
   for (GroupSet& groups : groups_) groups.clear();
-  int64_t rows = 0;
-  for (const SequencePlan& plan : plans) rows += std::ssize(plan.tokens) + plan.held_rows;
-  ops_.begin_step(rows);
   for (size_t i = 0; i < plans.size(); ++i) {
     const SequencePlan& plan = plans[i];
     const auto sequence = static_cast<int32_t>(i);

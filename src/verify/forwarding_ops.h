@@ -18,7 +18,7 @@ class ForwardingOps : public kernels::Ops {
   Result<void> reserve(const kernels::StepBounds& bounds) override {
     return inner_.reserve(bounds);
   }
-  void begin_step(int64_t rows) override { inner_.begin_step(rows); }
+  void begin_step() override { inner_.begin_step(); }
   Result<void> finish() override { return inner_.finish(); }
   const void* stage(const void* host, int64_t bytes) override { return inner_.stage(host, bytes); }
   void copy(std::span<const kernels::RowCopy> copies) override { inner_.copy(copies); }

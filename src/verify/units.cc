@@ -2,7 +2,9 @@
 
 #include <cmath>
 #include <cstdlib>
+#include <memory>
 
+#include "kernels/mirrored_ops.h"
 #include "kernels/number_formats.h"
 #include "verify/context.h"
 
@@ -116,7 +118,10 @@ void judge_f32(Report& report, const std::string& subject, const std::vector<flo
 Result<Report> verify_units(const std::string& directory, kernels::Ops& ops) {
   const GoldenFile file = TRY(GoldenFile::open(directory + "/units.safetensors"));
   Report report(directory, std::string(ops.name()), "the units' own");
-  UnitsContext context{directory, file, ops, report, {}};
+  // The units' values are the host's.
+  const std::unique_ptr<kernels::Ops> mirrored =
+      ops.memory().is_host() ? nullptr : kernels::make_mirrored_ops(ops);
+  UnitsContext context{directory, file, mirrored != nullptr ? *mirrored : ops, report, {}};
   TRY(check_unit_formats(context));
   TRY(check_unit_formulae(context));
   TRY(check_unit_plain(context));

@@ -18,7 +18,9 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/cuda/attention_sm90.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/index_select_sm90.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
@@ -65,6 +67,14 @@ class CommandKey {
   }
   void add_value(const AttentionShape& s) {
     add_all(s.heads, s.head_dim, s.window, s.selected_max);
+  }
+  void add_value(const AttentionCall& c) {
+    add_all(c.q, c.q_stride, c.sink, c.cos, c.sin, c.angle_stride, c.rotary, c.rows, c.row_count,
+            c.o, c.o_stride);
+  }
+  void add_value(const IndexCall& c) {
+    add_all(c.queries, c.query_stride, c.head_weights, c.weight_stride, c.shape, c.rows,
+            c.row_count, c.entries_max, c.builds_pool, c.scratch, c.scratch_bytes);
   }
   void add_value(const RouterOptions& o) { add_all(o.top_k, o.scale, o.gate_temperature); }
   void add_value(const RowProduct& p) { add_all(p.x, p.weight, p.groups, p.y, p.y_f32); }

@@ -42,6 +42,7 @@ enum class Scratch : uint8_t {
   kShared,
   kScores,  // indexer
   kBlockScores,
+  kIndex,  // of index_select_sm90, kept zeroed
   kCount,
 };
 
@@ -96,10 +97,10 @@ class CudaOps final : public Ops {
     return {};
   }
 
-  void begin_step(int64_t rows) override {
+  void begin_step() override {
     flush();  // only after a step that was never finished
     arena_.reset();
-    waits_ = rows <= kGraphRowsMax;
+    waits_ = true;
   }
 
   Result<void> finish() override {
@@ -122,6 +123,7 @@ class CudaOps final : public Ops {
   void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
               Rows<Bf16> streams) override {
     CHECK(copies == kStreams && streams.cols == copies * hidden);
+    waits_ = streams.rows <= kGraphRowsMax;  // the first operation of a step
     if (streams.rows > 0) enqueue_first(cuda::spread, staged(sources), streams);
   }
 
@@ -215,7 +217,38 @@ class CudaOps final : public Ops {
                     const IndexShape& shape, std::span<const IndexRow> rows) override {
     if (queries.rows == 0) return;
     int64_t entries = std::max<int64_t>(1, entries_);
-    for (const IndexRow& row : rows) entries = std::max(entries, row.visible);
+    bool builds_pool = false;
+    bool reads_pool = true;
+    bool wants_scores = false;
+    for (const IndexRow& row : rows) {
+      entries = std::max(entries, row.visible);
+      builds_pool |= row.built_pool != nullptr;
+      reads_pool &= row.pool != nullptr;
+      wants_scores |= row.scores != nullptr;
+    }
+    const bool released = index_select_sm90_supports(shape, rows.front().keys.records_per_page);
+    if (released && !(wants_scores && reads_pool)) {
+      if (reads_pool) {
+        entries = std::min(entries, int64_t{shape.pool_blocks} * shape.pool_block_size);
+      }
+      IndexCall call;
+      call.queries = queries.data;
+      call.query_stride = queries.stride;
+      call.head_weights = head_weights.data;
+      call.weight_stride = head_weights.stride;
+      call.shape = shape;
+      call.rows = staged(rows);
+      call.row_count = static_cast<int32_t>(queries.rows);
+      call.entries_max = entries;
+      call.builds_pool = builds_pool;
+      call.scratch_bytes =
+          std::max(index_scratch_bytes(1, entries, builds_pool),
+                   std::min(index_scratch_bytes(queries.rows, entries, builds_pool),
+                            static_cast<size_t>(kScoreBytesMax)));
+      call.scratch = zeroed(Scratch::kIndex, static_cast<int64_t>(call.scratch_bytes));
+      enqueue(index_select_sm90, call, device_.multiprocessors);
+      return;
+    }
     const int64_t blocks = entries / std::max(1, shape.pool_block_size) + 1;
     const int64_t each =
         std::clamp<int64_t>(kScoreBytesMax / (entries * int64_t{sizeof(float)}), 1, queries.rows);
@@ -233,6 +266,23 @@ class CudaOps final : public Ops {
                  const RopeAngles& angles, std::span<const AttentionRow> rows,
                  Rows<Bf16> o) override {
     if (q.rows == 0) return;
+    const auto rotary = static_cast<int32_t>(2 * angles.cos.cols);
+    if (attention_sm90_supports(shape, rotary)) {
+      AttentionCall call;
+      call.q = q.data;
+      call.q_stride = q.stride;
+      call.sink = sink;
+      call.cos = angles.cos.data;
+      call.sin = angles.sin.data;
+      call.angle_stride = angles.cos.stride;
+      call.rotary = rotary;
+      call.rows = staged(rows);
+      call.row_count = static_cast<int32_t>(q.rows);
+      call.o = o.data;
+      call.o_stride = o.stride;
+      enqueue(attention_sm90, call, device_.multiprocessors);
+      return;
+    }
     enqueue(launch_attention, q, sink, shape, angles, staged(rows), o);
   }
 
@@ -367,6 +417,12 @@ class CudaOps final : public Ops {
     }
     block = *std::move(grown);
     return block.data();
+  }
+  void* zeroed(Scratch which, int64_t count) {
+    if (scratch_[static_cast<size_t>(which)].bytes() >= count) return bytes(which, count);
+    void* memory = bytes(which, count);
+    if (memory != nullptr) cudaMemsetAsync(memory, 0, static_cast<size_t>(count), stream_);
+    return memory;
   }
   Rows<Bf16> bf16(Scratch which, int64_t rows, int64_t cols) {
     return Rows<Bf16>(static_cast<Bf16*>(bytes(which, rows * cols * int64_t{sizeof(Bf16)})), rows,
