@@ -22,6 +22,7 @@
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/rope.h"
+#include "kernels/cuda/route.h"
 #include "kernels/cuda/stage_arena.h"
 
 namespace galley::kernels::cuda {
@@ -32,9 +33,9 @@ enum class Scratch : uint8_t {
   kQuantised,  // a product's input in simulated Q8
   kPacked,     // an input whose rows are not whole vectors
   kMix,        // hc_enter
-  kLogits,     // router
-  kPlan,       // pairs by expert
-  kGate,       // of pairs
+  kRouter,
+  kPlan,  // pairs by expert
+  kGate,  // of pairs
   kUp,
   kPairs,  // experts' results
   kSharedGate,
@@ -91,7 +92,7 @@ class CudaOps final : public Ops {
       expert_table(weights);
       const auto experts = static_cast<int32_t>(weights.experts.size());
       plan_of(pairs, experts, 8);
-      bytes(Scratch::kLogits, rows * experts * int64_t{sizeof(float)});
+      bytes(Scratch::kRouter, route_workspace_bytes(rows, bounds.hidden, experts));
     }
     if (failure_) return *failure_;
     return {};
@@ -289,15 +290,11 @@ class CudaOps final : public Ops {
   void route(Rows<const Bf16> x, const WeightView& gate, std::span<const float* const> bias_of_row,
              const RouterOptions& options, Rows<int32_t> experts, Rows<float> weights,
              float* margin) override {
-    CHECK(gate.out <= kRouteExpertsMax && options.top_k <= kRouteChoicesMax &&
-          options.top_k <= gate.out);
+    CHECK(gate.format == WeightFormat::kBf16 && gate.in == x.cols);
     if (x.rows == 0) return;
-    Rows<float> logits(
-        static_cast<float*>(bytes(Scratch::kLogits, x.rows * gate.out * int64_t{sizeof(float)})),
-        x.rows, gate.out);
-    const Product product{.weight = gate, .quantise_input = false, .y = {}, .y_f32 = logits};
-    linear(x, std::span(&product, 1));
-    enqueue(launch_route, logits, staged(bias_of_row), options, experts, weights, margin);
+    void* workspace = bytes(Scratch::kRouter, route_workspace_bytes(x.rows, x.cols, gate.out));
+    enqueue_first(cuda::route, x, static_cast<const Bf16*>(gate.data), gate.out,
+                  staged(bias_of_row), options, experts, weights, margin, workspace);
   }
 
   void moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,

@@ -7,10 +7,10 @@
 // each weight within 2^-17 of itself, sums in f32.
 //
 // Two launches. `project` cuts the channels into slices of 256, a slice into eight groups of 32. A
-// block keeps a slice and goes through tiles of 16 rows, which bulk copies bring into a ring of
-// stages; each of its warps keeps the weights of one group of all streams in 96 registers, so that
-// shared memory carries streams alone. A stage feeds the products, both sums of squares and the
-// collapse: streams are read once. What it leaves in memory is x not yet scaled and, a slice, 26
+// block keeps a slice and goes through tiles of 16 rows, which asynchronous copies bring into a
+// ring of stages; two of its warps keep the weights of one group of all streams in 48 registers
+// each: one the upper parts, and it adds up the streams' squares; the other the rest, and it
+// collapses. So streams are read once. What is left in memory is x not yet scaled and, a slice, 26
 // numbers a row. `finish` adds these up in slice order, scales x, and does Sinkhorn in 16 lanes.
 //
 // A group's sums start at zero, groups are added in order within a slice, slices in order: the same
@@ -32,23 +32,23 @@ constexpr int kTiles = kMixes / 8;                 // of 8 outputs, as mma has t
 constexpr int kGroup = 32;                         // channels
 constexpr int kSliceGroups = 8;
 constexpr int kSlice = kGroup * kSliceGroups;
-constexpr int kWarps = kSliceGroups;
+constexpr int kPieces = 2;  // bf16 parts of a weight
+constexpr int kWarps = kSliceGroups * kPieces;
 constexpr int kTileRows = 16;
-constexpr int kPieces = 2;     // bf16 parts of a weight
 constexpr int kPartials = 32;  // floats a row and slice: 24 sums, squares, squares of x, six unused
 constexpr int kSquares = kMixes;
 constexpr int kOutSquares = kMixes + 1;
-static_assert(kMixes % 8 == 0);
+static_assert(kMixes % 8 == 0 && kWarps == kTileRows);
 
-// A stage: 16 rows of each stream; 64 bytes of padding put two rows' loads on different banks.
+// A stage: what lanes of a group's two warps read, 16 bytes each, of each stream and half of rows.
 constexpr int kRing = 5;
-constexpr int kPitch = kSlice * 2 + 64;
-constexpr int kStageBytes = kStreams * kTileRows * kPitch;
-// What warps hand each other: 26 sums a row, two buffers.
-constexpr int kExchangePitch = 40;  // floats a row
+constexpr int kGroupBytes = kStreams * 2 * kWarp * 16;
+constexpr int kStageBytes = kSliceGroups * kGroupBytes;
+// What warps hand each other: 24 sums and a sum of squares a row, two buffers.
+constexpr int kExchangePitch = 28;  // floats a row
 constexpr int kExchangeFloats = kWarps * kTileRows * kExchangePitch;
 constexpr int kExchangeBytes = 2 * kExchangeFloats * static_cast<int>(sizeof(float));
-constexpr int kSharedBytes = kRing * kStageBytes + kExchangeBytes + (kRing + 2) * 8;
+constexpr int kSharedBytes = kRing * kStageBytes + kExchangeBytes + 2 * 8;
 static_assert(kSharedBytes <= 227 * 1024);
 
 struct ProjectArguments {
@@ -84,61 +84,21 @@ __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
       : "memory");
 }
 
-// Stages of the tiles to come, each with a barrier that its copies complete.
-struct Ring {
-  uint32_t base;  // shared addresses of the first stage and of its barrier
-  uint32_t barriers;
-
-  __device__ __forceinline__ uint32_t stage(int64_t turn) const {
-    return base + static_cast<uint32_t>(turn % kRing) * kStageBytes;
-  }
-  __device__ __forceinline__ uint32_t barrier(int64_t turn) const {
-    return barriers + static_cast<uint32_t>(turn % kRing) * 8;
-  }
-};
-
 // The first row of the block's `turn`-th tile.
 __device__ __forceinline__ int64_t tile_row(int64_t turn) {
   return (int64_t{blockIdx.y} + turn * gridDim.y) * kTileRows;
 }
 
-// A warp brings a tile, a bulk copy for each row and stream.
-__device__ __forceinline__ void copy_tile(const ProjectArguments& args, const Ring& ring,
-                                          int64_t begin, int64_t turn) {
-  const int64_t first_row = tile_row(turn);
-  if (first_row >= args.x.rows) return;
-  const int lane = threadIdx.x % kWarp;
-  const int64_t hidden = args.x.cols;
-  const auto bytes = static_cast<uint32_t>(min(int64_t{kSlice}, hidden - begin) * 2);
-  const auto rows = static_cast<int>(min(int64_t{kTileRows}, args.x.rows - first_row));
-  if (lane == 0) {
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(ring.barrier(turn)),
-                 "r"(rows * kStreams * bytes)
-                 : "memory");
-  }
-  __syncwarp();
-  for (int item = lane; item < kStreams * kTileRows; item += kWarp) {
-    const int row = item % kTileRows;
-    const int stream = item / kTileRows;
-    if (row >= rows) continue;
-    asm volatile(
-        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, "
-        "[%3];" ::"r"(ring.stage(turn) + item * kPitch),
-        "l"(row_of(args.streams, first_row + row) + stream * hidden + begin), "r"(bytes),
-        "r"(ring.barrier(turn))
-        : "memory");
-  }
-}
-
-// The k index of mma is free as long as both operands agree: lane q of four has channels
-// 8q .. 8q + 7 of a group, the first four in the first product, the others in the second.
+// One piece of the weights of a group of channels, all streams. The k index of mma is free as long
+// as both operands agree: lane q of four has channels 8q .. 8q + 7 of a group, the first four in
+// the first product, the others in the second.
 struct Weights {
-  uint4 piece[kStreams][kTiles][kPieces];
+  uint4 piece[kStreams][kTiles];
 };
 
 template <bool kWhole>
 __device__ __forceinline__ void load_weights(const ProjectArguments& args, int64_t channel,
-                                             Weights& weights) {
+                                             bool upper_piece, Weights& weights) {
   const int64_t hidden = args.x.cols;
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -151,33 +111,23 @@ __device__ __forceinline__ void load_weights(const ProjectArguments& args, int64
       Float8 rest = widen8(upper);
 #pragma unroll
       for (int i = 0; i < 8; ++i) rest.v[i] = w.v[i] - rest.v[i];
-      weights.piece[j][tile][0] = upper;
-      weights.piece[j][tile][1] = narrow8(rest);
+      weights.piece[j][tile] = upper_piece ? upper : narrow8(rest);
     }
   }
 }
 
-// A warp's 16 rows of one group: rows lane / 4 and lane / 4 + 8.
+// Rows lane / 4 and lane / 4 + 8 of a tile, 8 channels of each stream.
 struct Tile {
   uint4 raw[kStreams][2];
 };
 
 struct Sums {
-  float mix[kTiles][4];
-  float squares[2] = {};
-  float out_squares[2] = {};
+  float mix[kTiles][4] = {};
+  float squares[2] = {};  // of streams by the warp of the upper piece, else of x
 };
 
-// Sums of one group of 32 channels, whose collapse is written.
-template <bool kWhole>
-__device__ __forceinline__ Sums group_sums(const ProjectArguments& args, const Tile& tile,
-                                           const float (&pi)[2][kStreams], int64_t first_row,
-                                           int64_t channel, const Weights& weights) {
-  const int lane = threadIdx.x % kWarp;
-  Sums sums;
-  // A chain for each piece: six chains hide the latency of a product.
-  float chain[kPieces][kTiles][4] = {};
-  Float8 x[2] = {};
+__device__ __forceinline__ void multiply_tile(const Tile& tile, const Weights& weights,
+                                              Sums& sums) {
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
     const uint32_t first[4] = {tile.raw[j][0].x, tile.raw[j][1].x, tile.raw[j][0].y,
@@ -185,174 +135,215 @@ __device__ __forceinline__ Sums group_sums(const ProjectArguments& args, const T
     const uint32_t second[4] = {tile.raw[j][0].z, tile.raw[j][1].z, tile.raw[j][0].w,
                                 tile.raw[j][1].w};
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        const uint4 w = weights.piece[j][t][piece];
-        multiply(chain[piece][t], first, w.x, w.y);
-      }
+    for (int t = 0; t < kTiles; ++t) {
+      multiply(sums.mix[t], first, weights.piece[j][t].x, weights.piece[j][t].y);
     }
 #pragma unroll
-    for (int piece = 0; piece < kPieces; ++piece) {
-#pragma unroll
-      for (int t = 0; t < kTiles; ++t) {
-        const uint4 w = weights.piece[j][t][piece];
-        multiply(chain[piece][t], second, w.z, w.w);
-      }
-    }
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const Float8 value = widen8(tile.raw[j][half]);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) {
-        sums.squares[half] = fmaf(value.v[e], value.v[e], sums.squares[half]);
-        x[half].v[e] += pi[half][j] * value.v[e];
-      }
+    for (int t = 0; t < kTiles; ++t) {
+      multiply(sums.mix[t], second, weights.piece[j][t].z, weights.piece[j][t].w);
     }
   }
+}
+
+__device__ __forceinline__ void add_squares(const Tile& tile, Sums& sums) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
+    float part[kStreams];
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) part[j] = square_sum(widen8(tile.raw[j][half]));
+    sums.squares[half] = (part[0] + part[1]) + (part[2] + part[3]);
+  }
+}
+
+template <bool kWhole>
+__device__ __forceinline__ void collapse(const ProjectArguments& args, const Tile& tile,
+                                         const float (&pi)[2][kStreams], int64_t first_row,
+                                         int64_t channel, Sums& sums) {
+  const int lane = threadIdx.x % kWarp;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    Float8 x = {};
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) {
+      const Float8 value = widen8(tile.raw[j][half]);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) x.v[e] += pi[half][j] * value.v[e];
+    }
+    const uint4 collapsed = narrow8(x);
+    sums.squares[half] = square_sum(widen8(collapsed));
     const int64_t row = first_row + lane / 4 + 8 * half;
-    const uint4 collapsed = narrow8(x[half]);
-    sums.out_squares[half] = square_sum(widen8(collapsed));
     if (row < args.x.rows) {
       store8<kWhole>(row_of(args.x, row), channel / 8 + lane % 4, args.x.cols, collapsed);
     }
-    for (int distance = 1; distance < 4; distance *= 2) {
-      sums.squares[half] += __shfl_xor_sync(kAllLanes, sums.squares[half], distance);
-      sums.out_squares[half] += __shfl_xor_sync(kAllLanes, sums.out_squares[half], distance);
-    }
   }
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) sums.mix[t][i] = chain[0][t][i] + chain[1][t][i];
-  }
-  return sums;
 }
 
+template <bool kWhole>
 __device__ __forceinline__ void load_carried(const ProjectArguments& args, int64_t first_row,
                                              float (&pi)[2][kStreams]) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int64_t row = first_row + lane / 4 + 8 * half;
+    const int64_t row = min(first_row + lane / 4 + 8 * half, args.x.rows - 1);
+    const float* from = row_of(args.carried, row);
+    if constexpr (kWhole) {
+      const float4 all = *reinterpret_cast<const float4*>(from);
+      pi[half][0] = all.x;
+      pi[half][1] = all.y;
+      pi[half][2] = all.z;
+      pi[half][3] = all.w;
+    } else {
 #pragma unroll
-    for (int j = 0; j < kStreams; ++j) {
-      pi[half][j] = row < args.x.rows ? row_of(args.carried, row)[j] : 0.0F;
+      for (int j = 0; j < kStreams; ++j) pi[half][j] = from[j];
     }
   }
 }
 
-// A warp's part of a tile, from the ring or, where rows cannot be copied in bulk, from memory.
-template <bool kWhole>
-__device__ __forceinline__ Tile load_tile(const ProjectArguments& args, const uint8_t* stage,
-                                          int64_t first_row, int64_t channel) {
-  const int warp = threadIdx.x / kWarp;
+// A lane's 16 bytes of each stream, of the rows of one half, on their way to a stage.
+__device__ __forceinline__ void copy_half(const ProjectArguments& args, uint32_t group_stage,
+                                          int64_t first_row, int64_t channel, int half) {
   const int lane = threadIdx.x % kWarp;
   const int64_t hidden = args.x.cols;
-  Tile tile = {};
-  if (kWhole && channel + lane % 4 * 8 >= hidden) return tile;
+  const int64_t row = first_row + lane / 4 + 8 * half;
+  const int64_t at = channel + lane % 4 * 8;
+  const bool inside = row < args.x.rows && at < hidden;
+  const Bf16* from = inside ? row_of(args.streams, row) + at : args.streams.data;
 #pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int in_tile = lane / 4 + 8 * half;
+  for (int j = 0; j < kStreams; ++j) {
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
+                     group_stage + ((j * 2 + half) * kWarp + lane) * 16),
+                 "l"(inside ? from + j * hidden : from), "r"(inside ? 16 : 0)
+                 : "memory");
+  }
+}
+
+template <bool kWhole>
+__device__ __forceinline__ void load_tile(const ProjectArguments& args, const uint8_t* group_stage,
+                                          int64_t first_row, int64_t channel, Tile& tile) {
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
-    for (int j = 0; j < kStreams; ++j) {
+  for (int j = 0; j < kStreams; ++j) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
       if constexpr (kWhole) {
-        tile.raw[j][half] = *reinterpret_cast<const uint4*>(
-            stage + (j * kTileRows + in_tile) * kPitch + (warp * kGroup + lane % 4 * 8) * 2);
-      } else if (first_row + in_tile < args.x.rows) {
-        tile.raw[j][half] = load8<false>(row_of(args.streams, first_row + in_tile) + j * hidden,
-                                         channel / 8 + lane % 4, hidden);
+        tile.raw[j][half] =
+            *reinterpret_cast<const uint4*>(group_stage + ((j * 2 + half) * kWarp + lane) * 16);
+      } else {
+        const int64_t row = first_row + lane / 4 + 8 * half;
+        tile.raw[j][half] = row < args.x.rows
+                                ? load8<false>(row_of(args.streams, row) + j * args.x.cols,
+                                               channel / 8 + lane % 4, args.x.cols)
+                                : uint4{};
       }
     }
   }
-  return tile;
 }
 
-__device__ __forceinline__ void store_sums(const Sums& sums, float* buffer) {
-  const int warp = threadIdx.x / kWarp;
+__device__ __forceinline__ void store_sums(Sums sums, float* warp_buffer) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    float* to = buffer + (warp * kTileRows + lane / 4 + 8 * half) * kExchangePitch;
+    sums.squares[half] += __shfl_xor_sync(kAllLanes, sums.squares[half], 1);
+    sums.squares[half] += __shfl_xor_sync(kAllLanes, sums.squares[half], 2);
+    float* to = warp_buffer + (lane / 4 + 8 * half) * kExchangePitch;
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) {
       *reinterpret_cast<float2*>(to + 8 * t + lane % 4 * 2) = {sums.mix[t][2 * half],
                                                                sums.mix[t][2 * half + 1]};
     }
-    if (lane % 4 == 0) {
-      *reinterpret_cast<float2*>(to + kSquares) = {sums.squares[half], sums.out_squares[half]};
-    }
+    if (lane % 4 == 0) to[kMixes] = sums.squares[half];
   }
 }
 
-// The groups' sums of a tile, added in order: a warp has two rows.
+// Row `threadIdx.x / kWarp` of a tile: groups in order, of each the upper piece's sum first.
 __device__ __forceinline__ void add_groups(const ProjectArguments& args, const float* buffer,
-                                           int64_t first_row, int groups) {
+                                           int64_t first_row) {
+  const int in_tile = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  if (lane > kOutSquares) return;
-  for (int row = threadIdx.x / kWarp; row < kTileRows; row += kWarps) {
-    if (first_row + row >= args.x.rows) return;
-    float total = 0.0F;
-    for (int g = 0; g < groups; ++g) {
-      total += buffer[(g * kTileRows + row) * kExchangePitch + lane];
-    }
-    args.partials[((first_row + row) * args.slices + blockIdx.x) * kPartials + lane] = total;
+  const int64_t row = first_row + in_tile;
+  if (lane > kOutSquares || row >= args.x.rows) return;
+  const float* from = buffer + in_tile * kExchangePitch + min(lane, kMixes);
+  constexpr int kWarpFloats = kTileRows * kExchangePitch;
+  float upper[kSliceGroups];
+  float rest[kSliceGroups];
+#pragma unroll
+  for (int g = 0; g < kSliceGroups; ++g) {
+    upper[g] = from[(2 * g) * kWarpFloats];
+    rest[g] = from[(2 * g + 1) * kWarpFloats];
   }
+  float total = 0.0F;
+#pragma unroll
+  for (int g = 0; g < kSliceGroups; ++g) {
+    if (lane != kOutSquares) total += upper[g];
+    if (lane != kSquares) total += rest[g];
+  }
+  args.partials[(row * args.slices + blockIdx.x) * kPartials + lane] = total;
 }
 
-// Block (slice, part) goes through every part-th tile of 16 rows. A tile's sums are added while the
-// next one is multiplied. Two buffers suffice: who writes one again has waited for all warps to
-// write the other, which they did after reading this one.
+// Block (slice, part) goes through every part-th tile of 16 rows; warps 2g and 2g + 1 have group g.
+// A tile's sums are added while the next one is multiplied. Two buffers suffice: who writes one
+// again has waited for all warps to write the other, which they did after reading this one. Groups
+// past the row's end multiply zeros.
 template <bool kWhole>
 __global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArguments args) {
   extern __shared__ __align__(128) uint8_t shared[];
   auto* exchange = reinterpret_cast<float*>(shared + kRing * kStageBytes);
-  const Ring ring{shared_address(shared),
-                  shared_address(shared + kRing * kStageBytes + kExchangeBytes)};
-  const uint32_t written = ring.barriers + kRing * 8;  // two: all warps wrote their sums
+  // Two barriers: all warps wrote their sums.
+  const uint32_t written = shared_address(shared + kRing * kStageBytes + kExchangeBytes);
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const int64_t begin = int64_t{blockIdx.x} * kSlice;
-  if (threadIdx.x == 0) {
-    for (int i = 0; i < kRing; ++i) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(ring.barrier(i)) : "memory");
+  const int group = warp / kPieces;
+  const bool upper = warp % kPieces == 0;
+  const int64_t channel = int64_t{blockIdx.x} * kSlice + group * kGroup;
+  const auto group_stage = [&](int64_t turn) {
+    return static_cast<uint32_t>(turn % kRing) * kStageBytes + group * kGroupBytes;
+  };
+  const auto copy_ahead = [&](int64_t turn) {
+    if (kWhole && tile_row(turn) < args.x.rows) {
+      copy_half(args, shared_address(shared) + group_stage(turn), tile_row(turn), channel,
+                upper ? 0 : 1);
     }
+    asm volatile("cp.async.commit_group;" ::: "memory");
+  };
+  for (int turn = 0; turn < kRing - 1; ++turn) copy_ahead(turn);
+  if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < 2; ++i) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(written + i * 8), "r"(kWarps)
                    : "memory");
     }
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
-  __syncthreads();
-  if (kWhole && warp < kRing) copy_tile(args, ring, begin, warp);
-  const int64_t channel = begin + warp * kGroup;
-  const int groups =
-      static_cast<int>(min(int64_t{kSliceGroups}, (args.x.cols - begin + kGroup - 1) / kGroup));
   Weights weights;
-  load_weights<kWhole>(args, channel, weights);
+  load_weights<kWhole>(args, channel, upper, weights);
+  float next_pi[2][kStreams] = {};
+  if (!upper) load_carried<kWhole>(args, tile_row(0), next_pi);
+  __syncthreads();
   const auto finish_tile = [&](int64_t turn) {
     wait(written + static_cast<uint32_t>(turn % 2) * 8, static_cast<uint32_t>(turn / 2) & 1U);
-    // Everybody has read the stage too: it takes the tile that is kRing turns ahead.
-    if (kWhole && warp == turn % kWarps) copy_tile(args, ring, begin, turn + kRing);
-    add_groups(args, exchange + turn % 2 * kExchangeFloats, tile_row(turn), groups);
+    add_groups(args, exchange + turn % 2 * kExchangeFloats, tile_row(turn));
   };
-  float next_pi[2][kStreams];
-  load_carried(args, tile_row(0), next_pi);
   int64_t turn = 0;
   for (; tile_row(turn) < args.x.rows; ++turn) {
-    float pi[2][kStreams];
+    asm volatile("cp.async.wait_group %0;" ::"n"(kRing - 2) : "memory");
+    // Both warps of the group see each other's half, and have read the stage to be filled next.
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kPieces * kWarp) : "memory");
+    copy_ahead(turn + kRing - 1);
+    Tile tile;
+    load_tile<kWhole>(args, shared + group_stage(turn), tile_row(turn), channel, tile);
+    Sums sums;
+    multiply_tile(tile, weights, sums);
+    if (upper) {
+      add_squares(tile, sums);
+    } else {
+      float pi[2][kStreams];
 #pragma unroll
-    for (int i = 0; i < 2 * kStreams; ++i)
-      pi[i / kStreams][i % kStreams] = next_pi[i / kStreams][i % kStreams];
-    load_carried(args, tile_row(turn + 1), next_pi);
-    if (kWhole) wait(ring.barrier(turn), static_cast<uint32_t>(turn / kRing) & 1U);
-    const Tile tile =
-        load_tile<kWhole>(args, shared + turn % kRing * kStageBytes, tile_row(turn), channel);
-    const Sums sums = group_sums<kWhole>(args, tile, pi, tile_row(turn), channel, weights);
+      for (int i = 0; i < 2 * kStreams; ++i)
+        pi[i / kStreams][i % kStreams] = next_pi[i / kStreams][i % kStreams];
+      load_carried<kWhole>(args, tile_row(turn + 1), next_pi);
+      collapse<kWhole>(args, tile, pi, tile_row(turn), channel, sums);
+    }
     if (turn > 0) finish_tile(turn - 1);
-    store_sums(sums, exchange + turn % 2 * kExchangeFloats);
+    store_sums(sums, exchange + turn % 2 * kExchangeFloats + warp * kTileRows * kExchangePitch);
     __syncwarp();
     if (lane == 0) {
       asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
@@ -406,19 +397,25 @@ __device__ float sinkhorn(float a, const HcOptions& options) {
 }
 
 constexpr int kFinishRows = 2;  // of a block
-constexpr int kScaleVectors = 5;
+constexpr int kScaleVectors = 4;
+constexpr int kScaleThreadsMax = 256;  // of a row
+constexpr int64_t kHiddenMax = 8 * kScaleVectors * kScaleThreadsMax;
+static_assert(kHiddenMax <= kSlice * kWarp);
 
 // The mixes of two rows from their sums, by one warp.
 __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
   const int lane = threadIdx.x % kWarp;
   const int64_t slices = args.slices;
   float sum[kFinishRows] = {};
+  const float* from[kFinishRows];
+#pragma unroll
+  for (int r = 0; r < kFinishRows; ++r) {
+    from[r] = args.partials + min(first_row + r, args.x.rows - 1) * slices * kPartials + lane;
+  }
+#pragma unroll 10
   for (int64_t slice = 0; slice < slices; ++slice) {
 #pragma unroll
-    for (int r = 0; r < kFinishRows; ++r) {
-      if (lane > kOutSquares || first_row + r >= args.x.rows) continue;
-      sum[r] += __ldg(args.partials + ((first_row + r) * slices + slice) * kPartials + lane);
-    }
+    for (int r = 0; r < kFinishRows; ++r) sum[r] += __ldg(from[r] + slice * kPartials);
   }
   const int place = lane % 16;
   const int64_t row = first_row + lane / 16;
@@ -443,7 +440,8 @@ __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
 
 // A block has two rows: its last warp makes their coefficients, each half of the others scales x.
 template <bool kWhole>
-__global__ void __launch_bounds__(kFinishRows * 256 + kWarp) finish_kernel(FinishArguments args) {
+__global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
+    finish_kernel(FinishArguments args) {
   const int64_t first_row = int64_t{blockIdx.x} * kFinishRows;
   const int threads = (static_cast<int>(blockDim.x) - kWarp) / kFinishRows;
   const int which = static_cast<int>(threadIdx.x) / threads;
@@ -456,26 +454,24 @@ __global__ void __launch_bounds__(kFinishRows * 256 + kWarp) finish_kernel(Finis
   Bf16* x = row_of(args.x, row);
   const float* squares_of = args.partials + row * args.slices * kPartials + kOutSquares;
   const int64_t hidden = args.x.cols;
-  const int64_t vectors = (hidden + 7) / 8;
-  for (int64_t first = threadIdx.x % threads; first < vectors; first += threads * kScaleVectors) {
-    uint4 raw[kScaleVectors];
+  const int lane = threadIdx.x % kWarp;
+  const int first = static_cast<int>(threadIdx.x) % threads;
+  uint4 raw[kScaleVectors];
 #pragma unroll
-    for (int i = 0; i < kScaleVectors; ++i) raw[i] = load8<kWhole>(x, first + i * threads, hidden);
-    float squares = 0.0F;
-#pragma unroll 4
-    for (int64_t slice = 0; slice < args.slices; ++slice) {
-      squares += __ldg(squares_of + slice * kPartials);
-    }
-    const float inverse = inverse_rms(squares, hidden, args.options.norm_eps);
+  for (int i = 0; i < kScaleVectors; ++i) raw[i] = load8<kWhole>(x, first + i * threads, hidden);
+  const int slices = static_cast<int>(args.slices);  // at most a warp's lanes
+  const float part = lane < slices ? __ldg(squares_of + lane * kPartials) : 0.0F;
+  float squares = 0.0F;
+  for (int slice = 0; slice < slices; ++slice) squares += from_lane(part, slice);
+  const float inverse = inverse_rms(squares, hidden, args.options.norm_eps);
 #pragma unroll
-    for (int i = 0; i < kScaleVectors; ++i) {
-      const int64_t vector = first + i * threads;
-      const Float8 w = widen8(load8<kWhole>(args.norm_weight, vector, hidden));
-      Float8 value = widen8(raw[i]);
+  for (int i = 0; i < kScaleVectors; ++i) {
+    const int64_t vector = first + i * threads;
+    const Float8 w = widen8(load8<kWhole>(args.norm_weight, vector, hidden));
+    Float8 value = widen8(raw[i]);
 #pragma unroll
-      for (int e = 0; e < 8; ++e) value.v[e] = value.v[e] * inverse * w.v[e];
-      store8<kWhole>(x, vector, hidden, narrow8(value));
-    }
+    for (int e = 0; e < 8; ++e) value.v[e] = value.v[e] * inverse * w.v[e];
+    store8<kWhole>(x, vector, hidden, narrow8(value));
   }
 }
 
@@ -505,15 +501,17 @@ void hc_enter(Stream stream, Rows<const Bf16> streams, const HcWeights& weights,
               const HcOptions& options, Rows<const float> carried, const Bf16* norm_weight,
               HcMix mix, Rows<Bf16> x, void* workspace) {
   CHECK(options.streams == kStreams && streams.cols == kStreams * x.cols);
+  CHECK(x.cols <= kHiddenMax);
   if (x.rows == 0) return;
   const int64_t slices = slice_count(x.cols);
   auto* partials = static_cast<float*>(workspace);
   const ProjectArguments args{streams, weights.fn, carried, x, partials, slices};
   const FinishArguments finish{partials, slices, weights, options, norm_weight, mix, x};
   const bool whole = is_whole(streams) && is_whole(x) && x.cols % 8 == 0 &&
-                     is_whole(weights.fn, x.cols) && is_whole(norm_weight, x.cols);
+                     is_whole(weights.fn, x.cols) && is_whole(norm_weight, x.cols) &&
+                     is_whole(carried.data, 8) && carried.stride % kStreams == 0;
   const auto grid = static_cast<unsigned>(divide_up(x.rows, kFinishRows));
-  const int threads = std::min(row_threads(x.cols, kScaleVectors), 256) * kFinishRows + kWarp;
+  const int threads = row_threads(x.cols, kScaleVectors) * kFinishRows + kWarp;
   if (whole) {
     project<true>(stream, args);
     finish_kernel<true><<<grid, threads, 0, stream>>>(finish);

@@ -1,5 +1,5 @@
-// The launches that every shape can take: copies, products, experts, router, indexer
-// and attention. Faster ones for the released shapes have headers of their own.
+// The launches that every shape can take: copies, products, experts, indexer and
+// attention. Faster ones for the released shapes have headers of their own.
 //
 // Plain functions that enqueue on a stream and return: no allocation, no
 // synchronisation, launch shapes that depend on row counts and model shapes
@@ -82,12 +82,5 @@ void launch_index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights
 void launch_attention(Rows<const Bf16> q, const float* sink, const AttentionShape& shape,
                       const RopeAngles& angles, const AttentionRow* rows, Rows<Bf16> o,
                       Stream stream);
-
-// --- router (router.cu) ----------------------------------------------------------
-constexpr int32_t kRouteExpertsMax = 512;
-constexpr int32_t kRouteChoicesMax = 32;
-void launch_route(Rows<const float> logits, const float* const* bias_of_row,
-                  const RouterOptions& options, Rows<int32_t> experts, Rows<float> weights,
-                  float* margin, Stream stream);
 
 }  // namespace galley::kernels::cuda

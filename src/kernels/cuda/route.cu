@@ -22,6 +22,7 @@ constexpr int kStep = 64;               // of K in one stage
 constexpr int kPitch = kStep * 2 + 16;  // bytes; 16 more, so that eight rows meet different banks
 constexpr int kStages = 4;
 constexpr int64_t kFewRows = 512;
+constexpr int64_t kManyRows = 6144;
 static_assert(kSplit % kStep == 0);
 
 // A block's tile and the warps it is shared among; a warp's part is 16 kRowTiles x 8 kColumnTiles.
@@ -37,7 +38,8 @@ struct Shape {
   static constexpr int kColumnTiles = kWarpColumns / 8;
   static constexpr int kStageBytes = (kRows + kColumns) * kPitch;
 };
-using ManyRows = Shape<64, 128, 2, 2>;  // two blocks a processor
+using ManyRows = Shape<64, 128, 2, 2>;   // two blocks a processor
+using MostRows = Shape<128, 128, 4, 2>;  // weights cross L2 half as often
 using FewRows = Shape<64, 32, 4, 1>;
 
 __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
@@ -232,7 +234,7 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArgum
   for (int i = 0; i < kEach; ++i) {
     if (lane + i * kWarp < args.expert_count) added[i] = bias[lane + i * kWarp];
   }
-#pragma unroll 2
+#pragma unroll 4
   for (int64_t split = 0; split < args.splits; ++split) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -335,8 +337,10 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
     launch_gate<FewRows, true, true>(stream, args);
   } else if (few) {
     launch_gate<FewRows, true, false>(stream, args);
-  } else if (whole) {
+  } else if (whole && x.rows <= kManyRows) {
     launch_gate<ManyRows, false, true>(stream, args);
+  } else if (whole) {
+    launch_gate<MostRows, false, true>(stream, args);
   } else {
     launch_gate<ManyRows, false, false>(stream, args);
   }

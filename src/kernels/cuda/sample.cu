@@ -182,48 +182,59 @@ __device__ int64_t walk(int64_t count, double& left, Weight&& weight_at) {
   return chosen;
 }
 
-__device__ int32_t draw(const Arguments& args, int64_t row, float peak, double total,
-                        float* scratch) {
+constexpr int kChunksMax = kSampleVocabMax / kChunk;
+
+// What one warp walks over, brought by all its lanes at once.
+struct Walked {
+  double totals[kChunksMax];  // of chunks, at the row's own temperature
+  float weights[kBlock];      // of blocks, then of logits
+};
+static_assert(kBlock == kChunkBlocks);
+
+__device__ int32_t draw(const Arguments& args, int64_t row, float peak, Walked& walked) {
   const int lane = threadIdx.x % kWarp;
   const SampleRequest& request = args.requests[row];
-  const double* totals = args.totals + row * args.chunks * 2;
+  double total = 0.0;
+  for (int64_t chunk = 0; chunk < args.chunks; ++chunk) total += walked.totals[chunk];
   double left =
       random_unit(request.seed, static_cast<uint64_t>(request.position), request.stream) * total;
-  // Every lane walks alike; what is walked over the warp has brought to shared memory.
-  const int64_t chunk = walk(args.chunks, left, [&](int64_t i) { return totals[2 * i + 1]; });
+  const auto weight_at = [&](int64_t i) { return static_cast<double>(walked.weights[i]); };
+  // Every lane walks alike.
+  const int64_t chunk = walk(args.chunks, left, [&](int64_t i) { return walked.totals[i]; });
   const float* sums = args.block_sums + (row * args.chunks + chunk) * kChunkBlocks;
-  for (int i = lane; i < kChunkBlocks; i += kWarp) scratch[i] = sums[i];
+  for (int i = lane; i < kChunkBlocks; i += kWarp) walked.weights[i] = sums[i];
   __syncwarp();
-  const int64_t block =
-      walk(kChunkBlocks, left, [&](int64_t i) { return static_cast<double>(scratch[i]); });
+  const int64_t begin = chunk * kChunk + walk(kChunkBlocks, left, weight_at) * kBlock;
   __syncwarp();
-  const int64_t begin = chunk * kChunk + block * kBlock;
   for (int i = lane; i < kBlock; i += kWarp) {
-    const bool inside = begin + i < args.logits.cols;
-    scratch[i] = inside
-                     ? weight(row_of(args.logits, row)[begin + i], peak, 1.0F / request.temperature)
-                     : 0.0F;
+    walked.weights[i] = begin + i < args.logits.cols ? weight(row_of(args.logits, row)[begin + i],
+                                                              peak, 1.0F / request.temperature)
+                                                     : 0.0F;
   }
   __syncwarp();
-  return static_cast<int32_t>(
-      begin + walk(kBlock, left, [&](int64_t i) { return static_cast<double>(scratch[i]); }));
+  return static_cast<int32_t>(begin + walk(kBlock, left, weight_at));
 }
 
 __global__ void __launch_bounds__(kWarp) choose_kernel(Arguments args) {
-  __shared__ float scratch[kBlock];
+  __shared__ Walked walked;
   const int64_t row = blockIdx.x;
   const Peak peak = row_peak(args, row);
   SampledToken result;
   if (isfinite(peak.value)) {
-    double totals[2] = {};
-    for (int64_t chunk = 0; chunk < args.chunks; ++chunk) {
-      for (int i = 0; i < 2; ++i) totals[i] += args.totals[(row * args.chunks + chunk) * 2 + i];
+    double plain = 0.0;  // lanes add chunks of their own, then each other: an order of its own
+    for (int64_t chunk = threadIdx.x; chunk < args.chunks; chunk += kWarp) {
+      const double* totals = args.totals + (row * args.chunks + chunk) * 2;
+      plain += totals[0];
+      walked.totals[chunk] = totals[1];
     }
+    for (int distance = kWarp / 2; distance > 0; distance /= 2) {
+      plain += __shfl_xor_sync(kAllLanes, plain, distance);
+    }
+    __syncwarp();
     result.valid = 1;
-    result.token =
-        draws(args.requests[row]) ? draw(args, row, peak.value, totals[1], scratch) : peak.token;
+    result.token = draws(args.requests[row]) ? draw(args, row, peak.value, walked) : peak.token;
     result.logprob =
-        row_of(args.logits, row)[result.token] - (peak.value + static_cast<float>(log(totals[0])));
+        row_of(args.logits, row)[result.token] - (peak.value + static_cast<float>(log(plain)));
   }
   if (threadIdx.x == 0) args.tokens[row] = result;
 }
