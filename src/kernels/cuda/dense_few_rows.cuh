@@ -80,9 +80,9 @@ __global__ void __launch_bounds__(Form::kThreads)
       const float* x_scale = args.x_scale + chunk_begin * args.x_rows + block.row;
       RingPlace place;
       for (int32_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
-        const uint32_t stage = ring_address + place.stage * Form::kStageBytes;
-        const uint32_t barrier = full + place.stage * 8;
-        barrier_wait(empty + place.stage * 8, place.parity ^ 1);
+        const uint32_t stage = ring_address + place.bytes;
+        const uint32_t barrier = full + place.barrier;
+        barrier_wait(empty + place.barrier, place.parity ^ 1);
         barrier_expect(barrier, kFp8Codes + kFp8Scales + rows * (kChunk + 4));
         bulk_load(stage + Form::kCodesAt, weights + fp8_codes_at(strip % 4), kFp8Codes, barrier);
         bulk_load(stage + Form::kTailAt, weights + fp8_scales_at(strip % 4), kFp8Scales, barrier);
@@ -91,7 +91,7 @@ __global__ void __launch_bounds__(Form::kThreads)
         weights += fp8_chunk_bytes();
         x += args.x_rows * kChunk;
         x_scale += args.x_rows;
-        place.template advance<Form::kStages>();
+        place.template advance<Form>();
       }
     }
     __syncwarp();
@@ -101,10 +101,10 @@ __global__ void __launch_bounds__(Form::kThreads)
     for (int32_t i = 0; i < kTokens / 2; ++i) sum[i] = 0.0F;
     RingPlace place;
     for (int32_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
-      const uint8_t* stage = ring + place.stage * Form::kStageBytes;
-      barrier_wait(full + place.stage * 8, place.parity);
+      const uint8_t* stage = ring + place.bytes;
+      barrier_wait(full + place.barrier, place.parity);
       float partial[kTokens / 2];
-      const uint32_t address = ring_address + place.stage * Form::kStageBytes;
+      const uint32_t address = ring_address + place.bytes;
       const uint64_t b = swizzled_descriptor(address);
       const uint64_t a = swizzled_descriptor(address + Form::kCodesAt);
       wgmma_fence();
@@ -125,8 +125,8 @@ __global__ void __launch_bounds__(Form::kThreads)
         sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y * weight.y, sum[4 * j + 3]);
       }
       __syncwarp();
-      if (lane == 0) barrier_arrive(empty + place.stage * 8);
-      place.template advance<Form::kStages>();
+      if (lane == 0) barrier_arrive(empty + place.barrier);
+      place.template advance<Form>();
     }
     if constexpr (Form::kGroups == 1) {
       store_strip<Form::kResult, kTokens>(args, block, strip * kStripSlots, 0, {1.0F, 1.0F}, sum);

@@ -68,7 +68,7 @@ Workspace carve_workspace(const ExpertShape& shape, int64_t rows, Carver& carver
   work.places = plan_places(choices, shape.experts);
   work.shared_places = (rows + 7) / 8 * 8;
   work.plan.place = carver.take<int32_t>(choices);
-  work.plan.row_weight = carver.take<float>(work.places);
+  work.plan.row_weight = carver.take<float>(work.places + 256);
   work.plan.begin = carver.take<int32_t>(shape.experts);
   work.plan.count = carver.take<int32_t>(shape.experts);
   work.plan.blocks = carver.take<TokenBlock>(plan_blocks(choices, shape.experts, 8));

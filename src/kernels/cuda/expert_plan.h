@@ -13,7 +13,7 @@ namespace galley::kernels::cuda {
 // multiple of 8 (the swizzle's period); what lies between two experts is never written.
 struct ExpertPlan {
   int32_t* place = nullptr;      // [rows * top_k] where each choice went
-  float* row_weight = nullptr;   // [places]
+  float* row_weight = nullptr;   // [places + 256]
   int32_t* begin = nullptr;      // [experts] first place
   int32_t* count = nullptr;      // [experts]
   TokenBlock* blocks = nullptr;  // [blocks_max]

@@ -8,22 +8,22 @@ namespace {
 
 template <ResultForm kResult>
 void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
-  using Narrow = NarrowForm<8, 40, kResult>;
+  using Narrow = NarrowForm<kResult>;
   if (block_tokens <= 8 && args.chunks <= Narrow::kChunksMax) {
     using Form = Narrow;
     const auto kernel = grouped_narrow_kernel<Form>;
     static const LaunchLimits limits =
         LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
     launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
-  } else if (block_tokens <= 64) {
-    using Form = ProductForm<true, 4, 64, 1, kResult, false>;
+  } else if (block_tokens <= 80) {
+    using Form = ProductForm<true, 4, 80, 1, kResult, false>;
     const auto kernel = grouped_product_kernel<Form>;
     static const LaunchLimits limits =
         LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
     launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, Form::kCluster,
                   args);
   } else {
-    using Form = ProductForm<true, 2, 160, 1, kResult, true>;
+    using Form = ProductForm<true, 2, 160, 2, kResult, true>;
     const auto kernel = grouped_product_kernel<Form>;
     static const LaunchLimits limits =
         LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
@@ -36,7 +36,7 @@ void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
 
 int32_t expert_block_tokens(int64_t choices, int32_t experts) {
   if (choices <= 8) return 8;
-  return choices <= static_cast<int64_t>(experts) * 48 ? 64 : 160;
+  return choices <= static_cast<int64_t>(experts) * 100 ? 80 : 160;
 }
 
 void expert_product(Stream stream, ResultForm form, int32_t block_tokens,

@@ -53,14 +53,19 @@ __device__ __forceinline__ int32_t block_total(const ProductArguments& args, int
   return args.blocks != nullptr ? __ldg(args.block_count) : (args.rows + tokens - 1) / tokens;
 }
 
+// A stage of the ring: where it begins, and its barriers' place among those of its kind.
 struct RingPlace {
-  int32_t stage = 0;
+  uint32_t bytes = 0;
+  uint32_t barrier = 0;
   uint32_t parity = 0;
 
-  template <int kStages>
+  template <class Form>
   __device__ __forceinline__ void advance() {
-    if (++stage == kStages) {
-      stage = 0;
+    bytes += Form::kStageBytes;
+    barrier += 8;
+    if (barrier == Form::kStages * 8) {
+      bytes = 0;
+      barrier = 0;
       parity ^= 1;
     }
   }
@@ -132,15 +137,15 @@ struct ConsumerView {
   int32_t turn_chunk;  // when the next warpgroup may begin its tile; -1: it never waits
 
   __device__ __forceinline__ void wait_full(const RingPlace& place) const {
-    barrier_wait(full + place.stage * 8, place.parity);
+    barrier_wait(full + place.barrier, place.parity);
   }
   __device__ __forceinline__ void release(const RingPlace& place) const {
     const uint32_t lane = threadIdx.x & 31;
     __syncwarp();
     if constexpr (Form::kCluster > 1) {
-      if (lane < Form::kCluster) barrier_arrive_remote(empty + place.stage * 8, lane);
+      if (lane < Form::kCluster) barrier_arrive_remote(empty + place.barrier, lane);
     } else {
-      if (lane == 0) barrier_arrive(empty + place.stage * 8);
+      if (lane == 0) barrier_arrive(empty + place.barrier);
     }
   }
   // Warpgroups that wait for the same copies run in step: all unpack, then all multiply. So each
@@ -163,14 +168,14 @@ struct ConsumerView {
         : "memory");
   }
   __device__ __forceinline__ void unpack(const RingPlace& place, OperandA& a) const {
-    const uint8_t* stage = ring + place.stage * Form::kStageBytes;
+    const uint8_t* stage = ring + place.bytes;
     const uint8_t* codes = stage + Form::kCodesAt + strip * Form::kStripBytes;
     unpack_fp4(codes, table, a);
   }
   template <int kTokens>
   __device__ __forceinline__ void multiply(const RingPlace& place, const OperandA& a, int32_t first,
                                            float (&partial)[kTokens / 2]) const {
-    const uint32_t stage = ring_address + place.stage * Form::kStageBytes;
+    const uint32_t stage = ring_address + place.bytes;
     const uint64_t b = swizzled_descriptor(stage + first * kChunk);
     wgmma_fence();
     if constexpr (Form::kFp4) {
@@ -193,7 +198,7 @@ struct ConsumerView {
   __device__ __forceinline__ void promote(const RingPlace& place, int32_t first,
                                           float (&partial)[kTokens / 2],
                                           float (&sum)[kTokens / 2]) const {
-    const uint8_t* stage = ring + place.stage * Form::kStageBytes;
+    const uint8_t* stage = ring + place.bytes;
     const auto* scales =
         reinterpret_cast<const float2*>(stage + Form::kScalesAt) + first / 2 + (threadIdx.x & 3);
     float2 weight = {1.0F, 1.0F};
@@ -252,52 +257,57 @@ __device__ __forceinline__ void store_quad(const ProductArguments& args, int64_t
   }
 }
 
-// Writes one warpgroup's strip: `sum` is its 64 slots x tokens first..first + kTokens.
+// Writes one warpgroup's strip: `sum` is its 64 slots x tokens first..first + kTokens. Each thread
+// has two neighbouring outputs (or a gate and its up) of the tokens 8 j + 2 t and one more.
 template <ResultForm kResult, int kTokens>
 __device__ __forceinline__ void store_strip(const ProductArguments& args, const TokenBlock& block,
                                             int32_t strip_slot, int32_t first, float2 row_scale,
                                             float (&sum)[kTokens / 2]) {
   const int32_t lane = threadIdx.x & 31;
   const int32_t g = lane >> 2;
-  const int32_t t = lane & 3;
+  const int32_t token = first + 2 * (lane & 3);
   const int32_t warp_slot = strip_slot + ((threadIdx.x & 127) >> 5) * 16;
+  if constexpr (kResult == ResultForm::kSwiGlu) {
+    // Neighbours exchange, so that each lane has two channels of one token.
+    const bool odd = (g & 1) != 0;
+    const int32_t channel = (warp_slot / 2 + g) & ~1;
+    const int32_t mine = token + (odd ? 1 : 0);
+    const int32_t left = channel < args.outputs ? block.rows - mine : 0;
+    auto* y = static_cast<__nv_bfloat16*>(args.y) +
+              static_cast<int64_t>(block.row + mine) * args.y_stride + channel;
+    // Readable behind the last row (ProductArguments): no branch for a weight nobody stores.
+    const float* weights =
+        args.row_weight == nullptr ? nullptr : args.row_weight + block.row + token;
 #pragma unroll
-  for (int32_t j = 0; j < kTokens / 8; ++j) {
-    const int32_t token = first + 8 * j + 2 * t;
-    float low[2] = {sum[4 * j] * row_scale.x, sum[4 * j + 1] * row_scale.x};
-    float high[2] = {sum[4 * j + 2] * row_scale.y, sum[4 * j + 3] * row_scale.y};
-    if constexpr (kResult == ResultForm::kSwiGlu) {
-      const int32_t channel = warp_slot / 2 + g;
-      float value[2];
-#pragma unroll
-      for (int32_t i = 0; i < 2; ++i) {
-        // The last row's weight for what is behind it: a load without a branch.
-        const int32_t row = block.row + min(token + i, block.rows - 1);
-        const float weight = args.row_weight == nullptr ? 1.0F : __ldg(args.row_weight + row);
-        value[i] = swiglu_of(low[i], high[i], args.limit, weight);
-      }
-      // Neighbours exchange, so that each lane has two channels of one token.
-      const bool odd = (g & 1) != 0;
-      const float other = __shfl_xor_sync(0xffffffffU, odd ? value[0] : value[1], 4);
+    for (int32_t j = 0; j < kTokens / 8; ++j) {
+      float2 weight = {1.0F, 1.0F};
+      if (weights != nullptr) weight = __ldg(reinterpret_cast<const float2*>(weights + 8 * j));
+      const float low =
+          swiglu_of(sum[4 * j] * row_scale.x, sum[4 * j + 2] * row_scale.y, args.limit, weight.x);
+      const float high = swiglu_of(sum[4 * j + 1] * row_scale.x, sum[4 * j + 3] * row_scale.y,
+                                   args.limit, weight.y);
+      const float other = __shfl_xor_sync(0xffffffffU, odd ? low : high, 4);
       const __nv_bfloat162 pair =
-          odd ? __floats2bfloat162_rn(other, value[1]) : __floats2bfloat162_rn(value[0], other);
-      const int32_t mine = token + (odd ? 1 : 0);
-      if (mine < block.rows && (channel & ~1) < args.outputs) {
-        auto* y = static_cast<__nv_bfloat16*>(args.y) +
-                  static_cast<int64_t>(block.row + mine) * args.y_stride + (channel & ~1);
-        *reinterpret_cast<__nv_bfloat162*>(y) = pair;
-      }
-    } else {
-      const int32_t output = warp_slot + 2 * g;
+          odd ? __floats2bfloat162_rn(other, high) : __floats2bfloat162_rn(low, other);
+      if (8 * j < left) *reinterpret_cast<__nv_bfloat162*>(y + 8 * j * args.y_stride) = pair;
+    }
+  } else {
+    const int32_t output = warp_slot + 2 * g;
+    const int32_t left = output < args.outputs ? block.rows - token : 0;
+    const int64_t at = static_cast<int64_t>(block.row + token) * args.y_stride + output;
+#pragma unroll
+    for (int32_t j = 0; j < kTokens / 8; ++j) {
 #pragma unroll
       for (int32_t i = 0; i < 2; ++i) {
-        if (token + i >= block.rows || output >= args.outputs) continue;
-        const int64_t at = static_cast<int64_t>(block.row + token + i) * args.y_stride + output;
+        const float low = sum[4 * j + i] * row_scale.x;
+        const float high = sum[4 * j + 2 + i] * row_scale.y;
+        const int64_t place = at + (8 * j + i) * args.y_stride;
+        if (8 * j + i >= left) continue;
         if constexpr (kResult == ResultForm::kF32) {
-          *reinterpret_cast<float2*>(static_cast<float*>(args.y) + at) = {low[i], high[i]};
+          *reinterpret_cast<float2*>(static_cast<float*>(args.y) + place) = {low, high};
         } else {
-          *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(args.y) + at) =
-              __floats2bfloat162_rn(low[i], high[i]);
+          *reinterpret_cast<__nv_bfloat162*>(static_cast<__nv_bfloat16*>(args.y) + place) =
+              __floats2bfloat162_rn(low, high);
         }
       }
     }
@@ -329,7 +339,7 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args,
       view.template promote<kPart>(place, part * kPart, partial, sum[part]);
     }
     view.release(place);
-    place.template advance<Form::kStages>();
+    place.template advance<Form>();
   }
 #pragma unroll
   for (int32_t part = 0; part < kParts; ++part) {
@@ -381,7 +391,7 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
   if constexpr (Form::kFp4) view.unpack(place, a[0]);
   while (chunk + 2 <= args.chunks) {
     RingPlace next = place;
-    next.template advance<Form::kStages>();
+    next.template advance<Form>();
     view.template multiply<kPart>(place, a[0], 0, partial[0]);
     view.template multiply<kPart>(place, a[0], kPart, partial[1]);
     view.wait_full(next);
@@ -396,7 +406,7 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
     end_of_chunk();
     view.template multiply<kPart>(next, a[1], kPart, partial[1]);
     place = next;
-    place.template advance<Form::kStages>();
+    place.template advance<Form>();
     if (chunk + 1 < args.chunks) {
       view.wait_full(place);
       if constexpr (Form::kFp4) view.unpack(place, a[0]);
@@ -416,7 +426,7 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
     wgmma_wait<0>();
     view.template promote<kPart>(place, kPart, partial[1], sum[1]);
     view.release(place);
-    place.template advance<Form::kStages>();
+    place.template advance<Form>();
     end_of_chunk();
   }
 #pragma unroll
@@ -458,9 +468,9 @@ __device__ __forceinline__ void produce(const ProductArguments& args, bool copie
     const uint8_t* x = args.x + static_cast<int64_t>(block.row + first) * kChunk;
     const float* x_scale = args.x_scale + block.row + first;
     for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
-      const uint32_t stage = ring + place.stage * Form::kStageBytes;
-      const uint32_t barrier = full + place.stage * 8;
-      barrier_wait(empty + place.stage * 8, place.parity ^ 1);
+      const uint32_t stage = ring + place.bytes;
+      const uint32_t barrier = full + place.barrier;
+      barrier_wait(empty + place.barrier, place.parity ^ 1);
       if (copies_weights) {
         barrier_expect(barrier, kCopied);
         bulk_load(stage + Form::kCodesAt, weights, kCopied, barrier);
@@ -481,7 +491,7 @@ __device__ __forceinline__ void produce(const ProductArguments& args, bool copie
         x += args.x_rows * kChunk;
         x_scale += args.x_rows;
       }
-      place.template advance<Form::kStages>();
+      place.template advance<Form>();
     }
   }
 }
@@ -559,9 +569,8 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
                               strip_slot + (warp % 4) * 16 + (lane >> 2);
         row_scale = {__ldg(scales), __ldg(scales + 8)};
       }
-      if constexpr (Form::kTokens == 96) {
-        consume_fitting<Form, 8, 16, 32, 64, 80, 96>(args, view, place, block, strip_slot,
-                                                     row_scale);
+      if constexpr (Form::kTokens == 80) {
+        consume_fitting<Form, 8, 16, 32, 64, 80>(args, view, place, block, strip_slot, row_scale);
       } else if constexpr (Form::kTokens == 64) {
         consume_fitting<Form, 8, 16, 32, 64>(args, view, place, block, strip_slot, row_scale);
       } else if constexpr (Form::kTokens == 128) {

@@ -37,7 +37,7 @@ struct ProductArguments {
   int32_t outputs;  // columns of y
   void* y;
   int64_t y_stride;
-  const float* row_weight;  // kSwiGlu: a factor for each row
+  const float* row_weight;  // kSwiGlu, or null: a factor for each row; 256 more are readable
   float limit;
 };
 

@@ -1,6 +1,7 @@
 // The CUDA backend of a program that was built without it.
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/kernel_bench.h"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -15,6 +16,17 @@ Error without_cuda() {
 Result<std::vector<DeviceProperties>> list_devices() { return without_cuda(); }
 Result<DeviceProperties> open_device(int32_t /*index*/) { return without_cuda(); }
 Result<void> check_launch(const char* /*what*/) { return without_cuda(); }
+<<<<<<< HEAD
 Result<std::unique_ptr<Ops>> make_cuda_ops(int32_t /*index*/) { return without_cuda(); }
+=======
+Result<KernelFloors> measure_kernel_floors() { return without_cuda(); }
+Result<void> bench_experts(const KernelFloors& /*floors*/, bool /*quick*/,
+                           const ReportKernel& /*report*/) {
+  return without_cuda();
+}
+Result<void> bench_dense(const KernelFloors& /*floors*/, const ReportKernel& /*report*/) {
+  return without_cuda();
+}
+>>>>>>> d00ebec (bench kernels: experts and dense products of a card; few rows stream strips)
 
 }  // namespace galley::kernels::cuda

@@ -1,0 +1,40 @@
+// Times of the SM90 kernels at the released shapes, each beside a floor of the same run and the
+// best peer that was measured on such a card.
+//
+// Inputs are random and rotate past the L2; a time is the median of replays of a graph of calls.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <string>
+
+#include "base/result.h"
+
+namespace galley::kernels::cuda {
+
+struct KernelFloors {
+  double bytes_per_s = 0;           // reading far more than the L2 holds
+  double fp8_operations_per_s = 0;  // wgmma on operands that lie in shared memory
+};
+
+struct KernelTime {
+  std::string name;   // "experts_gate_up"
+  std::string shape;  // "4608x5120, 52 experts, even"
+  int64_t rows = 0;
+  double us = 0;
+  double floor_us = 0;
+  bool bytes_bound = false;  // which floor it is
+  double operations = 0;
+  double peer_us = 0;  // 0: none measured
+  const char* peer = "";
+};
+
+using ReportKernel = std::function<void(const KernelTime&)>;
+
+Result<KernelFloors> measure_kernel_floors();
+
+// Routed experts, fp8 x fp4. `quick` leaves out the cases of 384 experts (5 GB).
+Result<void> bench_experts(const KernelFloors& floors, bool quick, const ReportKernel& report);
+Result<void> bench_dense(const KernelFloors& floors, const ReportKernel& report);
+
+}  // namespace galley::kernels::cuda
