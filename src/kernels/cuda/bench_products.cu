@@ -93,12 +93,12 @@ __global__ void __launch_bounds__(kPeakThreads, 1) wgmma_peak_kernel(int32_t rou
   float sum[kPeakTokens / 2];
 #pragma unroll
   for (float& value : sum) value = 0.0F;
-  const uint64_t b = swizzled_descriptor(begin);
+  const uint64_t b = swizzled_descriptor(warp_uniform(begin));
   for (int32_t round = 0; round < rounds; ++round) {
     wgmma_fence();
 #pragma unroll
     for (int32_t j = 0; j < kPeakProducts; ++j) {
-      Wgmma<kPeakTokens, true>::run(sum, a, b + 2 * (j % 4), true);
+      Wgmma<kPeakTokens, true>::run(sum, a, advance_descriptor(b, 32 * (j % 4)), true);
     }
     wgmma_commit();
     wgmma_wait<0>();

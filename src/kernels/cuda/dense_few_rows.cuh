@@ -102,15 +102,14 @@ __global__ void __launch_bounds__(Form::kThreads)
     RingPlace place;
     for (int32_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
       const uint8_t* stage = ring + place.bytes;
+      const uint64_t b = swizzled_descriptor(warp_uniform(ring_address + place.bytes));
       barrier_wait(full + place.barrier, place.parity);
       float partial[kTokens / 2];
-      const uint32_t address = ring_address + place.bytes;
-      const uint64_t b = swizzled_descriptor(address);
-      const uint64_t a = swizzled_descriptor(address + Form::kCodesAt);
       wgmma_fence();
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) {
-        Wgmma<kTokens, false>::run(partial, a + 2 * j, b + 2 * j, j > 0);
+        Wgmma<kTokens, false>::run(partial, advance_descriptor(b, Form::kCodesAt + 32 * j),
+                                   advance_descriptor(b, 32 * j), j > 0);
       }
       wgmma_commit();
       const float2 weight = reinterpret_cast<const float2*>(stage + Form::kTailAt)[warp];

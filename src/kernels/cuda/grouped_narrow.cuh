@@ -161,11 +161,12 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
       OperandA a;
       unpack_fp4(base + Form::kRingAt + place * Form::kStageBytes, shared + Form::kTableAt, a);
       float partial[kTokens / 2];
-      const uint64_t b = swizzled_descriptor(shared_address(x) + chunk * Form::kXBytes);
+      const uint64_t b = swizzled_descriptor(
+          warp_uniform(shared + buffer * Form::kXBufferBytes + chunk * Form::kXBytes));
       wgmma_fence();
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) {
-        Wgmma<kTokens, true>::run(partial, a[j], b + 2 * j, j > 0);
+        Wgmma<kTokens, true>::run(partial, a[j], advance_descriptor(b, 32 * j), j > 0);
       }
       wgmma_commit();
       // The codes are in registers: the stage is free before the product is done.

@@ -15,7 +15,7 @@ namespace galley::kernels::cuda {
 // One compiled form: `kStrips` warpgroups of 64 slots each, one warp that copies, tokens in
 // tiles of at most kTokens, and clusters of kCluster blocks that share the tokens' copies.
 template <bool kIsFp4, int kStripsIn, int kTokensIn, int kClusterIn, ResultForm kResultIn,
-          bool kAheadIn, bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 1)>
+          bool kAheadIn, bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 0)>
 struct ProductForm {
   static constexpr bool kFp4 = kIsFp4;
   static constexpr int kStrips = kStripsIn;
@@ -153,7 +153,7 @@ struct ConsumerView {
   // results are then stored at different times too. Only where nobody can lap: a tile has more
   // chunks than the ring.
   __device__ __forceinline__ bool staggers(const ProductArguments& args) const {
-    return args.chunks > Form::kStages;
+    return Form::kLead > 0 && args.chunks > Form::kStages;
   }
   __device__ __forceinline__ void wait_turn(const ProductArguments& args) const {
     if (strip > 0 && staggers(args)) named_sync(strip, 256);
@@ -172,22 +172,23 @@ struct ConsumerView {
     const uint8_t* codes = stage + Form::kCodesAt + strip * Form::kStripBytes;
     unpack_fp4(codes, table, a);
   }
+  // Of the stage's tokens; warp-uniform.
+  __device__ __forceinline__ uint64_t descriptor(const RingPlace& place) const {
+    return swizzled_descriptor(warp_uniform(ring_address + place.bytes));
+  }
   template <int kTokens>
-  __device__ __forceinline__ void multiply(const RingPlace& place, const OperandA& a, int32_t first,
+  __device__ __forceinline__ void multiply(uint64_t stage, const OperandA& a, int32_t first,
                                            float (&partial)[kTokens / 2]) const {
-    const uint32_t stage = ring_address + place.bytes;
-    const uint64_t b = swizzled_descriptor(stage + first * kChunk);
     wgmma_fence();
-    if constexpr (Form::kFp4) {
 #pragma unroll
-      for (int32_t j = 0; j < 4; ++j) {
-        Wgmma<kTokens, true>::run(partial, a[j], b + 2 * j, j > 0);
-      }
-    } else {
-      const uint64_t codes = swizzled_descriptor(stage + Form::kCodesAt + strip * kFp8Codes);
-#pragma unroll
-      for (int32_t j = 0; j < 4; ++j) {
-        Wgmma<kTokens, false>::run(partial, codes + 2 * j, b + 2 * j, j > 0);
+    for (int32_t j = 0; j < 4; ++j) {
+      const uint64_t b = advance_descriptor(stage, first * kChunk + 32 * j);
+      if constexpr (Form::kFp4) {
+        Wgmma<kTokens, true>::run(partial, a[j], b, j > 0);
+      } else {
+        Wgmma<kTokens, false>::run(
+            partial, advance_descriptor(stage, Form::kCodesAt + strip * kFp8Codes + 32 * j), b,
+            j > 0);
       }
     }
     wgmma_commit();
@@ -328,12 +329,13 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args,
   view.wait_turn(args);
   for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
     OperandA a;
+    const uint64_t stage = view.descriptor(place);
     view.wait_full(place);
     if constexpr (Form::kFp4) view.unpack(place, a);
 #pragma unroll
     for (int32_t part = 0; part < kParts; ++part) {
       float partial[kPart / 2];
-      view.template multiply<kPart>(place, a, part * kPart, partial);
+      view.template multiply<kPart>(stage, a, part * kPart, partial);
       if (part == 0) view.pass_turn(chunk);
       wgmma_wait<0>();
       view.template promote<kPart>(place, part * kPart, partial, sum[part]);
@@ -392,19 +394,21 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
   while (chunk + 2 <= args.chunks) {
     RingPlace next = place;
     next.template advance<Form>();
-    view.template multiply<kPart>(place, a[0], 0, partial[0]);
-    view.template multiply<kPart>(place, a[0], kPart, partial[1]);
+    const uint64_t stage = view.descriptor(place);
+    const uint64_t next_stage = view.descriptor(next);
+    view.template multiply<kPart>(stage, a[0], 0, partial[0]);
+    view.template multiply<kPart>(stage, a[0], kPart, partial[1]);
     view.wait_full(next);
     if constexpr (Form::kFp4) view.unpack(next, a[1]);
     wgmma_wait<1>();
     view.pass_turn(chunk);
     view.template promote<kPart>(place, 0, partial[0], sum[0]);
-    view.template multiply<kPart>(next, a[1], 0, partial[0]);
+    view.template multiply<kPart>(next_stage, a[1], 0, partial[0]);
     wgmma_wait<1>();
     view.template promote<kPart>(place, kPart, partial[1], sum[1]);
     view.release(place);
     end_of_chunk();
-    view.template multiply<kPart>(next, a[1], kPart, partial[1]);
+    view.template multiply<kPart>(next_stage, a[1], kPart, partial[1]);
     place = next;
     place.template advance<Form>();
     if (chunk + 1 < args.chunks) {
@@ -419,8 +423,9 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
     end_of_chunk();
   }
   if (chunk < args.chunks) {
-    view.template multiply<kPart>(place, a[0], 0, partial[0]);
-    view.template multiply<kPart>(place, a[0], kPart, partial[1]);
+    const uint64_t stage = view.descriptor(place);
+    view.template multiply<kPart>(stage, a[0], 0, partial[0]);
+    view.template multiply<kPart>(stage, a[0], kPart, partial[1]);
     wgmma_wait<1>();
     view.template promote<kPart>(place, 0, partial[0], sum[0]);
     wgmma_wait<0>();
@@ -553,8 +558,9 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
         shared_address(ring),
         full,
         empty,
-        warp / 4,
-        warp / 4 + 1 < Form::kStrips && args.chunks > Form::kStages ? Form::kLead : -1};
+        static_cast<int32_t>(warp_uniform(warp / 4)),
+        Form::kLead > 0 && warp / 4 + 1 < Form::kStrips && args.chunks > Form::kStages ? Form::kLead
+                                                                                       : -1};
     const uint32_t rank = Form::kCluster > 1 ? cluster_rank() : 0;
     const int32_t group_tiles = tiles / Form::kCluster;
     RingPlace place;

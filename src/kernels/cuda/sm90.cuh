@@ -116,10 +116,20 @@ __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// A value that is the same in the whole warp, told to the compiler: it then lives in a uniform
+// register. wgmma takes its descriptors from there, and a move for each of them costs more than
+// the product of few tokens.
+__device__ __forceinline__ uint32_t warp_uniform(uint32_t value) {
+  return __shfl_sync(0xffffffffU, value, 0);
+}
+
 // Rows of 128 bytes, 8 rows an atom of 1,024 bytes, 16-byte pieces exchanged by row mod 8.
+// Addresses are multiples of 16 below 256 KB, so parts of an operand are reached by adding.
 __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {
-  return (static_cast<uint64_t>(address & 0x3ffff) >> 4) | (uint64_t{1} << 16) |
-         (uint64_t{64} << 32) | (uint64_t{1} << 62);
+  return (uint64_t{0x40000040} << 32) | (0x10000U + (address >> 4));
+}
+__device__ __forceinline__ uint64_t advance_descriptor(uint64_t descriptor, uint32_t bytes) {
+  return (descriptor & 0xffffffff00000000ULL) | (static_cast<uint32_t>(descriptor) + bytes / 16);
 }
 
 }  // namespace galley::kernels::cuda
