@@ -310,5 +310,25 @@ TEST(ApiRequest, ToolsAreCheckedWithTheirPath) {
             "which is an object");
 }
 
+// As load generators ask for answers of a length.
+TEST(ApiRequest, LengthWishes) {
+  const auto chat = [](const std::string& more) {
+    return parse_chat_request(R"({"messages":[{"role":"user","content":"a"}],)" + more + "}", {});
+  };
+  const auto wished = chat(R"("max_completion_tokens":9,"min_tokens":9,"ignore_eos":true)");
+  ASSERT_TRUE(wished) << wished.error().message;
+  EXPECT_EQ(wished->output_tokens_min, 9);
+  EXPECT_TRUE(wished->ignore_end);
+  EXPECT_TRUE(wished->ignored_fields.empty());
+  const auto plain = parse_completion_request(R"({"prompt":"a","ignore_eos":false})", {});
+  ASSERT_TRUE(plain);
+  EXPECT_FALSE(plain->ignore_end);
+  EXPECT_EQ(plain->output_tokens_min, 0);
+  EXPECT_EQ(chat(R"("max_tokens":3,"min_tokens":4)").error().message,
+            "min_tokens: is 4, more than max_tokens, 3");
+  EXPECT_FALSE(chat(R"("min_tokens":-1)"));
+  EXPECT_FALSE(chat(R"("ignore_eos":1)"));
+}
+
 }  // namespace
 }  // namespace galley::serve

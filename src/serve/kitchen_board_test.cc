@@ -81,6 +81,15 @@ TEST(KitchenBoard, IsBounded) {
   ASSERT_EQ(tickets.size(), 3u);
   EXPECT_EQ(tickets[0].id, "9");
 
+  // Of those that left, only as many as can be shown; those that are in hand stay.
+  KitchenBoard busy;
+  const auto in_hand = busy.open({.id = "in hand"}, 0);
+  for (int i = 0; i < 3000; ++i) busy.open({.id = "left"}, 1)->close("stop", 2);
+  const auto shown = busy.tickets(3);
+  EXPECT_EQ(shown.size(), kKitchenTicketsMax);
+  EXPECT_EQ(shown[0].id, "in hand");
+  EXPECT_EQ(in_hand.use_count(), 2);
+
   OpenTicket restless({.id = "r"}, 0);
   for (int64_t i = 1; i < 100; ++i) {
     restless.enter(i % 2 == 0 ? KitchenPhase::kDecode : KitchenPhase::kSpilled, i);

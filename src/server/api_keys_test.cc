@@ -104,6 +104,24 @@ TEST(RateLimit, TokensAreChargedAfterwards) {
   EXPECT_FALSE(rate.start(limits, kStart + seconds(31)));
 }
 
+TEST(RateLimit, PromptsAreChargedBeforeTheyRun) {
+  RateLimit rate(kStart);
+  const KeyLimits limits = {.tokens_per_minute = 60};
+  EXPECT_FALSE(rate.reserve_tokens(40, limits, kStart));
+  const auto refusal = rate.reserve_tokens(30, limits, kStart);
+  ASSERT_TRUE(refusal);
+  EXPECT_EQ(refusal->retry_after_s, 10);
+  EXPECT_NE(refusal->message.find("has 20 left; the prompt has 30"), std::string::npos);
+  EXPECT_EQ(rate.tokens_left(limits), 20);  // a refusal costs nothing
+  EXPECT_FALSE(rate.reserve_tokens(30, limits, kStart + seconds(10)));
+  rate.charge_tokens(-70);  // nothing of it ran
+  EXPECT_EQ(rate.tokens_left(limits), 60);
+  // Larger than a minute's worth: only when there is all of it.
+  EXPECT_FALSE(rate.reserve_tokens(1000, limits, kStart + seconds(10)));
+  EXPECT_EQ(rate.reserve_tokens(1, limits, kStart + seconds(10))->retry_after_s, 941);
+  EXPECT_FALSE(RateLimit(kStart).reserve_tokens(1000, {}, kStart));
+}
+
 TEST(RateLimit, RequestsAtOnce) {
   RateLimit rate(kStart);
   const KeyLimits limits = {.concurrency = 1};
