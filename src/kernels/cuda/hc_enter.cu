@@ -3,21 +3,21 @@
 // Floor at the released shape: 40 KB of streams in and 10 KB of x out a row; 24 x 20,480 f32
 // products a row, which CUDA cores would take longer for than the memory (60 us for 4,096 rows at
 // peak, where the bytes take 45). So the projection runs on tensor cores: streams are bf16 as they
-// are, and fn, f32, is the sum of two bf16 (its upper 8 bits rounded, and what is left rounded):
-// each weight within 2^-17 of itself, sums in f32.
+// are, and fn, f32, is exactly the sum of three bf16 (rounded, the rest rounded, and its rest).
+// Products are exact, sums are f32.
 //
 // Two launches. `project` cuts the channels into slices of 256, a slice into eight groups of 32. A
 // block keeps a slice and goes through tiles of 16 rows, which asynchronous copies bring into a
 // ring of stages; two of its warps keep the weights of one group of all streams in 48 registers
-// each: one the upper parts, and it adds up the streams' squares; the other the rest, and it
-// collapses. So streams are read once. What is left in memory is x not yet scaled and, a slice, 26
-// numbers a row. `finish` adds these up in slice order, scales x, and does Sinkhorn in 16 lanes.
+// each: one the upper parts, and it collapses; the other the middle ones, the lowest in shared
+// memory, and it adds up the streams' squares. So streams are read once. What is left in memory is
+// x not yet scaled and, a slice, 26 numbers a row. `finish` adds these up in slice order, scales x,
+// and does Sinkhorn in 16 lanes; of many rows a launch of their own does the latter, since it waits
+// on latencies only.
 //
 // A group's sums start at zero, groups are added in order within a slice, slices in order: the same
 // for any number of rows.
 //
-// Measured: 688 us for 16,384 rows (project 540, finish 155; the bytes take 207), 13 us for 64. A
-// first version with weights in shared memory and rows loaded straight to registers took 511 us.
 #include <algorithm>
 
 #include "kernels/cuda/exponential.cuh"
@@ -32,8 +32,8 @@ constexpr int kTiles = kMixes / 8;                 // of 8 outputs, as mma has t
 constexpr int kGroup = 32;                         // channels
 constexpr int kSliceGroups = 8;
 constexpr int kSlice = kGroup * kSliceGroups;
-constexpr int kPieces = 2;  // bf16 parts of a weight
-constexpr int kWarps = kSliceGroups * kPieces;
+constexpr int kGroupWarps = 2;
+constexpr int kWarps = kSliceGroups * kGroupWarps;
 constexpr int kTileRows = 16;
 constexpr int kPartials = 32;  // floats a row and slice: 24 sums, squares, squares of x, six unused
 constexpr int kSquares = kMixes;
@@ -41,14 +41,16 @@ constexpr int kOutSquares = kMixes + 1;
 static_assert(kMixes % 8 == 0 && kWarps == kTileRows);
 
 // A stage: what lanes of a group's two warps read, 16 bytes each, of each stream and half of rows.
-constexpr int kRing = 5;
+constexpr int kRing = 3;
 constexpr int kGroupBytes = kStreams * 2 * kWarp * 16;
 constexpr int kStageBytes = kSliceGroups * kGroupBytes;
 // What warps hand each other: 24 sums and a sum of squares a row, two buffers.
 constexpr int kExchangePitch = 28;  // floats a row
 constexpr int kExchangeFloats = kWarps * kTileRows * kExchangePitch;
 constexpr int kExchangeBytes = 2 * kExchangeFloats * static_cast<int>(sizeof(float));
-constexpr int kSharedBytes = kRing * kStageBytes + kExchangeBytes + 2 * 8;
+// The lowest parts of the weights.
+constexpr int kLowestBytes = kSliceGroups * kStreams * kTiles * kWarp * 16;
+constexpr int kSharedBytes = kRing * kStageBytes + kExchangeBytes + kLowestBytes + 2 * 8;
 static_assert(kSharedBytes <= 227 * 1024);
 
 struct ProjectArguments {
@@ -89,16 +91,24 @@ __device__ __forceinline__ int64_t tile_row(int64_t turn) {
   return (int64_t{blockIdx.y} + turn * gridDim.y) * kTileRows;
 }
 
-// One piece of the weights of a group of channels, all streams. The k index of mma is free as long
+// One part of the weights of a group of channels, all streams. The k index of mma is free as long
 // as both operands agree: lane q of four has channels 8q .. 8q + 7 of a group, the first four in
 // the first product, the others in the second.
 struct Weights {
   uint4 piece[kStreams][kTiles];
 };
 
+__device__ __forceinline__ Float8 minus(const Float8& a, const Float8& b) {
+  Float8 rest;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) rest.v[i] = a.v[i] - b.v[i];
+  return rest;
+}
+
+// The upper part to registers, or the middle one, and then the lowest to shared memory.
 template <bool kWhole>
 __device__ __forceinline__ void load_weights(const ProjectArguments& args, int64_t channel,
-                                             bool upper_piece, Weights& weights) {
+                                             bool is_upper, Weights& weights, uint4* lowest) {
   const int64_t hidden = args.x.cols;
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
@@ -108,10 +118,14 @@ __device__ __forceinline__ void load_weights(const ProjectArguments& args, int64
       const float* row = args.fn + (tile * 8 + lane / 4) * (kStreams * hidden) + j * hidden;
       const Float8 w = load8_f32<kWhole>(row, channel / 8 + lane % 4, hidden);
       const uint4 upper = narrow8(w);
-      Float8 rest = widen8(upper);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) rest.v[i] = w.v[i] - rest.v[i];
-      weights.piece[j][tile] = upper_piece ? upper : narrow8(rest);
+      if (is_upper) {
+        weights.piece[j][tile] = upper;
+      } else {
+        const Float8 rest = minus(w, widen8(upper));
+        const uint4 middle = narrow8(rest);
+        weights.piece[j][tile] = middle;
+        lowest[(j * kTiles + tile) * kWarp + lane] = narrow8(minus(rest, widen8(middle)));
+      }
     }
   }
 }
@@ -123,25 +137,27 @@ struct Tile {
 
 struct Sums {
   float mix[kTiles][4] = {};
-  float squares[2] = {};  // of streams by the warp of the upper piece, else of x
+  float squares[2] = {};  // of x by the warp of the upper parts, else of streams
 };
 
-__device__ __forceinline__ void multiply_tile(const Tile& tile, const Weights& weights,
-                                              Sums& sums) {
+__device__ __forceinline__ void multiply_stream(const uint4 (&raw)[2], const uint4 (&w)[kTiles],
+                                                Sums& sums) {
+  const uint32_t first[4] = {raw[0].x, raw[1].x, raw[0].y, raw[1].y};
+  const uint32_t second[4] = {raw[0].z, raw[1].z, raw[0].w, raw[1].w};
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) multiply(sums.mix[t], first, w[t].x, w[t].y);
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) multiply(sums.mix[t], second, w[t].z, w[t].w);
+}
+
+__device__ __forceinline__ void multiply_lowest(const Tile& tile, const uint4* lowest, Sums& sums) {
+  const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
-    const uint32_t first[4] = {tile.raw[j][0].x, tile.raw[j][1].x, tile.raw[j][0].y,
-                               tile.raw[j][1].y};
-    const uint32_t second[4] = {tile.raw[j][0].z, tile.raw[j][1].z, tile.raw[j][0].w,
-                                tile.raw[j][1].w};
+    uint4 w[kTiles];
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      multiply(sums.mix[t], first, weights.piece[j][t].x, weights.piece[j][t].y);
-    }
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      multiply(sums.mix[t], second, weights.piece[j][t].z, weights.piece[j][t].w);
-    }
+    for (int t = 0; t < kTiles; ++t) w[t] = lowest[(j * kTiles + t) * kWarp + lane];
+    multiply_stream(tile.raw[j], w, sums);
   }
 }
 
@@ -255,7 +271,7 @@ __device__ __forceinline__ void store_sums(Sums sums, float* warp_buffer) {
   }
 }
 
-// Row `threadIdx.x / kWarp` of a tile: groups in order, of each the upper piece's sum first.
+// Row `threadIdx.x / kWarp` of a tile: groups in order, of each the sum with the upper parts first.
 __device__ __forceinline__ void add_groups(const ProjectArguments& args, const float* buffer,
                                            int64_t first_row) {
   const int in_tile = threadIdx.x / kWarp;
@@ -274,8 +290,8 @@ __device__ __forceinline__ void add_groups(const ProjectArguments& args, const f
   float total = 0.0F;
 #pragma unroll
   for (int g = 0; g < kSliceGroups; ++g) {
-    if (lane != kOutSquares) total += upper[g];
-    if (lane != kSquares) total += rest[g];
+    if (lane != kSquares) total += upper[g];
+    if (lane != kOutSquares) total += rest[g];
   }
   args.partials[(row * args.slices + blockIdx.x) * kPartials + lane] = total;
 }
@@ -288,12 +304,13 @@ template <bool kWhole>
 __global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArguments args) {
   extern __shared__ __align__(128) uint8_t shared[];
   auto* exchange = reinterpret_cast<float*>(shared + kRing * kStageBytes);
+  uint8_t* behind = shared + kRing * kStageBytes + kExchangeBytes;
   // Two barriers: all warps wrote their sums.
-  const uint32_t written = shared_address(shared + kRing * kStageBytes + kExchangeBytes);
+  const uint32_t written = shared_address(behind + kLowestBytes);
   const int warp = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
-  const int group = warp / kPieces;
-  const bool upper = warp % kPieces == 0;
+  const int group = warp / kGroupWarps;
+  const bool upper = warp % kGroupWarps == 0;
   const int64_t channel = int64_t{blockIdx.x} * kSlice + group * kGroup;
   const auto group_stage = [&](int64_t turn) {
     return static_cast<uint32_t>(turn % kRing) * kStageBytes + group * kGroupBytes;
@@ -314,9 +331,10 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArgume
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
   }
   Weights weights;
-  load_weights<kWhole>(args, channel, upper, weights);
+  auto* lowest = reinterpret_cast<uint4*>(behind) + group * (kStreams * kTiles * kWarp);
+  load_weights<kWhole>(args, channel, upper, weights, lowest);
   float next_pi[2][kStreams] = {};
-  if (!upper) load_carried<kWhole>(args, tile_row(0), next_pi);
+  if (upper) load_carried<kWhole>(args, tile_row(0), next_pi);
   __syncthreads();
   const auto finish_tile = [&](int64_t turn) {
     wait(written + static_cast<uint32_t>(turn % 2) * 8, static_cast<uint32_t>(turn / 2) & 1U);
@@ -326,13 +344,15 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArgume
   for (; tile_row(turn) < args.x.rows; ++turn) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kRing - 2) : "memory");
     // Both warps of the group see each other's half, and have read the stage to be filled next.
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kPieces * kWarp) : "memory");
+    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroupWarps * kWarp) : "memory");
     copy_ahead(turn + kRing - 1);
     Tile tile;
     load_tile<kWhole>(args, shared + group_stage(turn), tile_row(turn), channel, tile);
     Sums sums;
-    multiply_tile(tile, weights, sums);
-    if (upper) {
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) multiply_stream(tile.raw[j], weights.piece[j], sums);
+    if (!upper) {
+      multiply_lowest(tile, lowest, sums);
       add_squares(tile, sums);
     } else {
       float pi[2][kStreams];
@@ -362,6 +382,7 @@ struct FinishArguments {
   const Bf16* norm_weight;
   HcMix mix;
   Rows<Bf16> x;
+  int row_threads;  // that scale a row
 };
 
 __device__ __forceinline__ float from_lane(float x, int lane) {
@@ -397,6 +418,7 @@ __device__ float sinkhorn(float a, const HcOptions& options) {
 }
 
 constexpr int kFinishRows = 2;  // of a block
+constexpr int64_t kFewRows = 1024;
 constexpr int kScaleVectors = 4;
 constexpr int kScaleThreadsMax = 256;  // of a row
 constexpr int64_t kHiddenMax = 8 * kScaleVectors * kScaleThreadsMax;
@@ -438,12 +460,21 @@ __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
   }
 }
 
-// A block has two rows: its last warp makes their coefficients, each half of the others scales x.
+constexpr int kCoefficientWarps = 8;
+
+__global__ void __launch_bounds__(kCoefficientWarps* kWarp)
+    coefficients_kernel(FinishArguments args) {
+  const int64_t pair = int64_t{blockIdx.x} * kCoefficientWarps + threadIdx.x / kWarp;
+  if (pair * kFinishRows < args.x.rows) coefficients(args, pair * kFinishRows);
+}
+
+// A block has two rows, each of them threads that scale x; a last warp, if there is one, makes
+// their coefficients.
 template <bool kWhole>
 __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
     finish_kernel(FinishArguments args) {
   const int64_t first_row = int64_t{blockIdx.x} * kFinishRows;
-  const int threads = (static_cast<int>(blockDim.x) - kWarp) / kFinishRows;
+  const int threads = args.row_threads;
   const int which = static_cast<int>(threadIdx.x) / threads;
   if (which == kFinishRows) {
     coefficients(args, first_row);
@@ -491,6 +522,20 @@ void project(Stream stream, const ProjectArguments& args) {
   project_kernel<kWhole><<<grid, kWarps * kWarp, kSharedBytes, stream>>>(args);
 }
 
+template <bool kWhole>
+void launch_finish(Stream stream, const FinishArguments& args) {
+  const int64_t rows = args.x.rows;
+  const auto grid = static_cast<unsigned>(divide_up(rows, kFinishRows));
+  const int threads = args.row_threads * kFinishRows;
+  if (rows <= kFewRows) {
+    finish_kernel<kWhole><<<grid, threads + kWarp, 0, stream>>>(args);
+    return;
+  }
+  finish_kernel<kWhole><<<grid, threads, 0, stream>>>(args);
+  const auto warps = static_cast<unsigned>(divide_up(grid, kCoefficientWarps));
+  coefficients_kernel<<<warps, kCoefficientWarps * kWarp, 0, stream>>>(args);
+}
+
 }  // namespace
 
 int64_t hc_enter_workspace_bytes(int64_t rows, int64_t hidden) {
@@ -506,18 +551,17 @@ void hc_enter(Stream stream, Rows<const Bf16> streams, const HcWeights& weights,
   const int64_t slices = slice_count(x.cols);
   auto* partials = static_cast<float*>(workspace);
   const ProjectArguments args{streams, weights.fn, carried, x, partials, slices};
-  const FinishArguments finish{partials, slices, weights, options, norm_weight, mix, x};
+  const FinishArguments finish{partials,    slices, weights, options,
+                               norm_weight, mix,    x,       row_threads(x.cols, kScaleVectors)};
   const bool whole = is_whole(streams) && is_whole(x) && x.cols % 8 == 0 &&
                      is_whole(weights.fn, x.cols) && is_whole(norm_weight, x.cols) &&
                      is_whole(carried.data, 8) && carried.stride % kStreams == 0;
-  const auto grid = static_cast<unsigned>(divide_up(x.rows, kFinishRows));
-  const int threads = row_threads(x.cols, kScaleVectors) * kFinishRows + kWarp;
   if (whole) {
     project<true>(stream, args);
-    finish_kernel<true><<<grid, threads, 0, stream>>>(finish);
+    launch_finish<true>(stream, finish);
   } else {
     project<false>(stream, args);
-    finish_kernel<false><<<grid, threads, 0, stream>>>(finish);
+    launch_finish<false>(stream, finish);
   }
 }
 
