@@ -56,8 +56,13 @@ Result<void> run(const KernelBenchOptions& options) {
   std::fprintf(stderr, "galley bench: measuring the floors of %s\n", device.name.c_str());
   const cuda::KernelFloors floors = TRY(cuda::measure_kernel_floors());
   const auto report = [&](const cuda::KernelTime& time) { print(time, floors, device.name); };
-  if (options.part != "dense") TRY(cuda::bench_experts(floors, options.quick, report));
-  if (options.part != "experts") TRY(cuda::bench_dense(floors, report));
+  const auto wanted = [&](const char* part) {
+    return options.part == "all" || options.part == part;
+  };
+  if (wanted("experts")) TRY(cuda::bench_experts(floors, options.quick, report));
+  if (wanted("dense")) TRY(cuda::bench_dense(floors, report));
+  if (wanted("attention")) TRY(cuda::bench_attention(floors, report));
+  if (wanted("indexer")) TRY(cuda::bench_indexer(floors, report));
   return {};
 }
 
@@ -73,12 +78,14 @@ int run_bench_kernels(int argc, char** argv) {
       "  galley bench kernels --part dense | jq -c '[.shape, .rows, .us]'\n"
       "\nInputs are random and rotate past the L2; a time is the median of replays of a "
       "graph. The\nfloor is the larger of bytes over read bandwidth (fp4 codes alone, "
-      "without scales) and\noperations over the peak of wgmma. Peers were measured "
+      "without scales) and\noperations over the peak of wgmma (for attention half of it: bf16). "
+      "Peers were measured "
       "apart, on such a card.\n"
       "\nExit codes: 0 measured (whatever the result), 1 failed, 64 wrong usage.\n");
   command.setting("--backend", options.backend, "Whose kernels: cuda").choices({"cuda"});
-  command.setting("--part", options.part, "What to measure: experts, dense or all")
-      .choices({"all", "experts", "dense"})
+  command
+      .setting("--part", options.part, "What to measure: experts, dense, attention, indexer or all")
+      .choices({"all", "experts", "dense", "attention", "indexer"})
       .value_name("WHICH");
   command.setting("--device", options.device, "Which card").range(0, 63).value_name("N");
   command.setting("--quick", options.quick, "Leave out 384 experts, which take 5 GB");

@@ -413,6 +413,8 @@ void launch_scores(const IndexParameters& p, int32_t multiprocessors, Stream str
   using L = Layout<kHeads, kRows, kPool>;
   const auto kernel = score_kernel<kHeads, kRows, kPool>;
   cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
+  cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                       cudaSharedmemCarveoutMaxShared);
   IndexParameters placed = p;
   const int32_t row_tiles = (p.call.row_count + kRows - 1) / kRows;
   const int64_t spans = std::max(1, 2 * multiprocessors / row_tiles);

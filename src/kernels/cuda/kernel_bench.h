@@ -36,5 +36,9 @@ Result<KernelFloors> measure_kernel_floors();
 // Routed experts, fp8 x fp4. `quick` leaves out the cases of 384 experts (5 GB).
 Result<void> bench_experts(const KernelFloors& floors, bool quick, const ReportKernel& report);
 Result<void> bench_dense(const KernelFloors& floors, const ReportKernel& report);
+// Sparse attention: 64 heads x 512, packed keys (attention_sm90.h).
+Result<void> bench_attention(const KernelFloors& floors, const ReportKernel& report);
+// Scores, selection and candidate pool of the indexer (index_select_sm90.h).
+Result<void> bench_indexer(const KernelFloors& floors, const ReportKernel& report);
 
 }  // namespace galley::kernels::cuda

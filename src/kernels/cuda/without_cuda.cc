@@ -16,9 +16,7 @@ Error without_cuda() {
 Result<std::vector<DeviceProperties>> list_devices() { return without_cuda(); }
 Result<DeviceProperties> open_device(int32_t /*index*/) { return without_cuda(); }
 Result<void> check_launch(const char* /*what*/) { return without_cuda(); }
-<<<<<<< HEAD
 Result<std::unique_ptr<Ops>> make_cuda_ops(int32_t /*index*/) { return without_cuda(); }
-=======
 Result<KernelFloors> measure_kernel_floors() { return without_cuda(); }
 Result<void> bench_experts(const KernelFloors& /*floors*/, bool /*quick*/,
                            const ReportKernel& /*report*/) {
@@ -27,6 +25,11 @@ Result<void> bench_experts(const KernelFloors& /*floors*/, bool /*quick*/,
 Result<void> bench_dense(const KernelFloors& /*floors*/, const ReportKernel& /*report*/) {
   return without_cuda();
 }
->>>>>>> d00ebec (bench kernels: experts and dense products of a card; few rows stream strips)
+Result<void> bench_attention(const KernelFloors& /*floors*/, const ReportKernel& /*report*/) {
+  return without_cuda();
+}
+Result<void> bench_indexer(const KernelFloors& /*floors*/, const ReportKernel& /*report*/) {
+  return without_cuda();
+}
 
 }  // namespace galley::kernels::cuda

@@ -1,0 +1,202 @@
+// Rows of attention and indexer at the released widths, alone and in company: the same bits
+// whatever rows share the call, and choices that are the best by their own scores.
+//
+// How many rows there are decides how the kernels share out their work, which
+// released_shape_test does not vary. Skipped without a usable device.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <vector>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/mirrored_ops.h"
+#include "kernels/ops_test_records.h"
+#include "kernels/plain/quantise.h"
+
+namespace galley::kernels {
+namespace {
+
+// Records of one kind on pages in a shuffled order, as a cache lays them: every 8th starts at a
+// multiple of 16 bytes.
+struct AlignedPages {
+  AlignedPages(Random& random, const RecordKind& kind, int64_t width, int64_t count)
+      : record_bytes(kind.bytes(width)) {
+    const int64_t pages = (count + kPerPage - 1) / kPerPage;
+    bytes.resize(static_cast<size_t>(pages * kPerPage * record_bytes), 0xFF);
+    for (int64_t p = 0; p < pages; ++p) table.push_back(static_cast<int32_t>(p));
+    for (int64_t p = pages - 1; p > 0; --p) {
+      std::swap(table[static_cast<size_t>(p)], table[static_cast<size_t>(random.below(p + 1))]);
+    }
+    for (int64_t j = 0; j < count; ++j) {
+      uint8_t* record = view().record(j);
+      if (j % 11 == 10) {  // some are equal: ties
+        std::copy_n(view().record(j - 7), record_bytes, record);
+      } else {
+        kind.write(random.bf16(width).data(), width, record);
+      }
+    }
+  }
+  PagedRecords view() {
+    return {bytes.data(), kPerPage * record_bytes, table.data(), kPerPage,
+            static_cast<int32_t>(record_bytes)};
+  }
+
+  static constexpr int32_t kPerPage = 64;
+  int64_t record_bytes;
+  std::vector<uint8_t> bytes;
+  std::vector<int32_t> table;
+};
+
+class CudaReleasedRows : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = cuda::make_cuda_ops(0);
+    if (!made) GTEST_SKIP() << made.error().message;
+    device_ = *std::move(made);
+    ops_ = make_mirrored_ops(*device_);
+  }
+
+  std::unique_ptr<Ops> device_;
+  std::unique_ptr<Ops> ops_;
+};
+
+TEST_F(CudaReleasedRows, AttentionDoesNotSeeOtherRows) {
+  Random random(81);
+  constexpr int64_t kRows = 71;  // more than the multiprocessors can take two blocks each of
+  constexpr int64_t kWidth = 512;
+  constexpr int64_t kFirst = 300;
+  const AttentionShape shape{.heads = 64, .head_dim = 512, .window = 128, .selected_max = 512};
+  const int64_t record = window_record_bytes(kWidth);
+  std::vector<uint8_t> window(static_cast<size_t>((kFirst + kRows) * record));
+  for (int64_t t = 0; t < kFirst + kRows; ++t) {
+    plain::write_window_record(random.bf16(kWidth).data(), kWidth, window.data() + t * record);
+  }
+  AlignedPages pages(random, global_kind(), kWidth, 900);
+  const std::vector<Bf16> q = random.bf16(kRows * 64 * kWidth);
+  const std::vector<float> sink = random.f32(64);
+  const StoredAngles angles(kFirst, kRows, 64);
+  std::vector<std::vector<int32_t>> selected;
+  std::vector<int32_t> counts;
+  for (int64_t r = 0; r < kRows; ++r) {
+    std::vector<int32_t>& list = selected.emplace_back();
+    const int64_t wanted = r % 5 == 0 ? 512 : random.below(513);
+    for (int32_t j = 0; j < 900 && std::ssize(list) < wanted; ++j) {
+      if (random.below(4) != 0) list.push_back(j);
+    }
+    counts.push_back(static_cast<int32_t>(list.size()));
+    list.push_back(0);  // never empty
+  }
+  const auto run = [&](int64_t begin, int64_t count) {
+    std::vector<AttentionRow> rows;
+    for (int64_t r = begin; r < begin + count; ++r) {
+      AttentionRow row;
+      row.position = kFirst + r;
+      row.window_begin = row.position - (r % 7 == 3 ? r : 127);
+      row.ring = window.data();
+      row.ring_slots = kFirst;
+      row.chunk = window.data() + kFirst * record;
+      row.chunk_begin = kFirst;
+      row.global = pages.view();
+      row.selected = selected[static_cast<size_t>(r)].data();
+      row.selected_count = &counts[static_cast<size_t>(r)];
+      rows.push_back(row);
+    }
+    std::vector<Bf16> o(static_cast<size_t>(count * 64 * kWidth));
+    ops_->attention(as_rows(q, kRows).slice(begin, count), sink.data(), shape,
+                    angles.view(begin, count), rows, as_rows(o, count));
+    return bytes_of(o);
+  };
+  const std::vector<uint8_t> all = run(0, kRows);
+  EXPECT_TRUE(run(0, kRows) == all) << "a second run differs";
+  const int64_t row_bytes = std::ssize(all) / kRows;
+  for (const int64_t count : {1, 9, 66}) {
+    for (int64_t begin = 0; begin + count <= kRows; begin += std::max<int64_t>(count, 13)) {
+      const std::vector<uint8_t> part = run(begin, count);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
+          << count << " rows from " << begin;
+    }
+  }
+}
+
+TEST_F(CudaReleasedRows, IndexerChoosesTheBestByItsScores) {
+  Random random(82);
+  constexpr int64_t kEntries = 9000;
+  constexpr int64_t kWidth = 128;
+  const IndexShape shape{
+      .heads = 32, .head_dim = 128, .top_k = 512, .pool_blocks = 150, .pool_block_size = 8};
+  AlignedPages keys(random, index_kind(), kWidth, kEntries);
+  const std::vector<int64_t> visible = {9000, 0, 1, 512, 513, 8999, 1200, 1201, 4097, 9000};
+  const int64_t rows = std::ssize(visible);
+  std::vector<Bf16> queries = random.bf16(rows * shape.heads * kWidth);
+  std::vector<uint8_t> record(static_cast<size_t>(index_record_bytes(kWidth)));
+  std::vector<float> simulated(static_cast<size_t>(kWidth));
+  for (int64_t at = 0; at < rows * shape.heads; ++at) {  // as index_queries leaves them
+    Bf16* query = queries.data() + at * kWidth;
+    plain::write_index_record(query, kWidth, record.data());
+    plain::read_index_record(record.data(), kWidth, simulated.data());
+    for (int64_t i = 0; i < kWidth; ++i) {
+      query[i] = to_bf16(at / shape.heads == 9 ? 0.0F : simulated[static_cast<size_t>(i)]);
+    }
+  }
+  const std::vector<Bf16> head_weights = random.bf16(rows * shape.heads, 3.0);
+  struct Choice {
+    std::vector<int32_t> selected;
+    std::vector<int32_t> pool;
+    std::vector<float> scores;
+    bool operator==(const Choice&) const = default;
+  };
+  const auto run = [&](int64_t begin, int64_t count) {
+    std::vector<Choice> choices(static_cast<size_t>(count));
+    std::vector<int32_t> counts(static_cast<size_t>(2 * count), -1);
+    std::vector<IndexRow> index_rows;
+    for (int64_t r = 0; r < count; ++r) {
+      Choice& choice = choices[static_cast<size_t>(r)];
+      choice.selected.resize(static_cast<size_t>(shape.top_k));
+      choice.pool.resize(static_cast<size_t>(shape.pool_blocks));
+      IndexRow row;
+      row.visible = visible[static_cast<size_t>(begin + r)];
+      choice.scores.resize(static_cast<size_t>(row.visible));
+      row.keys = keys.view();
+      row.selected = choice.selected.data();
+      row.selected_count = &counts[static_cast<size_t>(2 * r)];
+      row.built_pool = choice.pool.data();
+      row.built_pool_count = &counts[static_cast<size_t>(2 * r + 1)];
+      row.scores = choice.scores.data();
+      index_rows.push_back(row);
+    }
+    ops_->index_select(as_rows(queries, rows).slice(begin, count),
+                       as_rows(head_weights, rows).slice(begin, count), shape, index_rows);
+    for (int64_t r = 0; r < count; ++r) {
+      choices[static_cast<size_t>(r)].selected.resize(
+          static_cast<size_t>(std::max(0, counts[static_cast<size_t>(2 * r)])));
+      choices[static_cast<size_t>(r)].pool.resize(
+          static_cast<size_t>(std::max(0, counts[static_cast<size_t>(2 * r + 1)])));
+    }
+    return choices;
+  };
+  const std::vector<Choice> all = run(0, rows);
+  for (int64_t r = 0; r < rows; ++r) {
+    const Choice& choice = all[static_cast<size_t>(r)];
+    std::vector<int32_t> ids(choice.scores.size());
+    for (size_t j = 0; j < ids.size(); ++j) ids[j] = static_cast<int32_t>(j);
+    std::stable_sort(ids.begin(), ids.end(), [&](int32_t a, int32_t b) {
+      return choice.scores[static_cast<size_t>(a)] > choice.scores[static_cast<size_t>(b)];
+    });
+    ids.resize(std::min<size_t>(ids.size(), static_cast<size_t>(shape.top_k)));
+    std::sort(ids.begin(), ids.end());
+    EXPECT_EQ(choice.selected, ids) << "row " << r;
+  }
+  for (const int64_t count : {1, 3, 7}) {
+    for (int64_t begin = 0; begin + count <= rows; begin += count) {
+      const std::vector<Choice> part = run(begin, count);
+      for (int64_t r = 0; r < count; ++r) {
+        EXPECT_TRUE(part[static_cast<size_t>(r)] == all[static_cast<size_t>(begin + r)])
+            << count << " rows from " << begin << ", row " << r;
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace galley::kernels
