@@ -69,6 +69,11 @@ const std::vector<Feature>& features() {
            r.stop_tokens.push_back(token * 31);
          }
        })},
+      {"least length",  // with stop tokens, of which it holds some back
+       each([](GenerateRequest& r) {
+         for (int32_t token = 0; token < 500; token += 31) r.sampling.held_back.push_back(token);
+         r.sampling.held_back_before = static_cast<int64_t>(r.prompt.size()) + 4;
+       })},
       {"log-probabilities", each([](GenerateRequest& r) { r.sampling.top_logprobs = 5; })},
       {"one token", each([](GenerateRequest& r) {
          if (static_cast<uint64_t>(r.id) % 2 == 0) r.output_tokens_max = 1;

@@ -12,7 +12,7 @@ int run_serve(int argc, char** argv);
 int run_eval(int argc, char** argv);
 int run_tokenize(int argc, char** argv);
 int run_bench(int argc, char** argv);
-int run_bench_serve(int argc, char** argv);  // `bench serve`
+int run_bench_serve(int argc, char** argv);    // `bench serve`
 int run_bench_kernels(int argc, char** argv);  // `bench kernels`
 int run_verify(int argc, char** argv);
 int run_doctor(int argc, char** argv);
