@@ -132,6 +132,7 @@ int run_bench(int argc, char** argv) {
   if (argc > 1 && std::string_view(argv[1]) == "kernels") {
     return run_bench_kernels(argc - 1, argv + 1);
   }
+  if (argc > 1 && std::string_view(argv[1]) == "reuse") return run_bench_reuse(argc - 1, argv + 1);
   BenchOptions options;
   Command command(
       "bench", "Times steps against floors that the same run measures; one JSON line a case.",
@@ -140,6 +141,7 @@ int run_bench(int argc, char** argv) {
       "  galley bench --shape model -m models/nano | jq .rows_per_s\n"
       "  galley bench serve --help                          load on a running server\n"
       "  galley bench kernels --help                        kernels of a card\n"
+      "  galley bench reuse --help                          prefix hits, snapshots, preemption\n"
       "\nA floor is the larger of bytes over read bandwidth and operations over the peak of the\n"
       "dot product; ratio is time over floor. The released shape needs about 9 GiB of memory.\n"
       "\nExit codes: 0 measured (whatever the result), 1 failed, 64 wrong usage, 130 "

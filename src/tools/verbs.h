@@ -14,6 +14,7 @@ int run_tokenize(int argc, char** argv);
 int run_bench(int argc, char** argv);
 int run_bench_serve(int argc, char** argv);    // `bench serve`
 int run_bench_kernels(int argc, char** argv);  // `bench kernels`
+int run_bench_reuse(int argc, char** argv);    // `bench reuse`
 int run_verify(int argc, char** argv);
 int run_doctor(int argc, char** argv);
 
