@@ -152,8 +152,10 @@ class Serving {
     if (!options_.state_dir.empty()) state_ = TRY(server::StateDirectory::open(options_.state_dir));
     TRY(open_listeners());
     if (state_ != nullptr) service_->keep_state(*state_);
+    // A reload while it loads changes options_ under the loop's thread.
+    const ServeOptions at_start = options_;
     std::thread loop_thread([this] { loop_.run(); });
-    Result<int> code = load_and_wait();
+    Result<int> code = load_and_wait(at_start);
     if (engine_ != nullptr) engine_->stop();
     loop_.stop();
     loop_thread.join();
@@ -257,14 +259,14 @@ class Serving {
   }
 
   // On the main thread.
-  Result<int> load_and_wait() {
+  Result<int> load_and_wait(const ServeOptions& options) {
     const auto begin = std::chrono::steady_clock::now();
     LoadingReport report(*service_, log_);
-    loaded_ = TRY(LoadedModel::open(options_.model, &report));
-    preload(report);
+    loaded_ = TRY(LoadedModel::open(options.model, &report));
+    preload(options.preload, report);
     report.enter("engine", 0);
-    EngineSettings settings = options_.engine;
-    if (options_.context > 0) settings.context = options_.context;
+    EngineSettings settings = options.engine;
+    if (options.context > 0) settings.context = options.context;
     engine_ = TRY(loaded_->make_engine(settings));
     report.enter("self_test", 0);
     const auto tested = server::run_self_test(*engine_, loaded_->config().vocab_size);
@@ -285,12 +287,12 @@ class Serving {
   }
 
   // Weights that fit are read before anybody waits for them.
-  void preload(LoadingReport& report) const {
-    if (options_.preload == "off") return;
+  void preload(const std::string& when, LoadingReport& report) const {
+    if (when == "off") return;
     const model::Checkpoint& checkpoint = loaded_->model().checkpoint();
     const int64_t bytes = model::preload_bytes(checkpoint);
     const int64_t available = this_machine().available_bytes;
-    if (options_.preload == "auto" && bytes > available / 10 * 8) {
+    if (when == "auto" && bytes > available / 10 * 8) {
       log_.warn(
           server::LogEvent("not_preloaded")
               .add("bytes", bytes)
