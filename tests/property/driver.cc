@@ -5,6 +5,7 @@
 #include <random>
 
 #include "base/check.h"
+#include "kernels/cuda/cuda_ops.h"
 #include "kernels/fast/fast_ops.h"
 #include "kernels/plain/plain_ops.h"
 
@@ -22,11 +23,13 @@ std::vector<std::string> ops_names() {
   for (const kernels::Isa isa : {kernels::Isa::kAvx2, kernels::Isa::kAvx512Bf16}) {
     if (kernels::machine_has(isa)) names.push_back("fast-" + std::string(kernels::isa_name(isa)));
   }
+  if (kernels::cuda::make_cuda_ops(0)) names.push_back("cuda");
   return names;
 }
 
 std::unique_ptr<kernels::Ops> make_ops(const std::string& name, ThreadPool& pool) {
   if (name == "plain") return kernels::make_plain_ops(pool);
+  if (name == "cuda") return kernels::cuda::make_cuda_ops(0).value();
   for (const kernels::Isa isa : {kernels::Isa::kAvx2, kernels::Isa::kAvx512Bf16}) {
     if (name == "fast-" + std::string(kernels::isa_name(isa))) {
       return kernels::make_fast_ops(pool, isa);
@@ -155,6 +158,12 @@ std::vector<Logits> Driver::prefill(Sequence& sequence, const std::vector<int64_
   return out;
 }
 
+std::vector<uint8_t> bytes_at(Driver& driver, const void* from, int64_t count) {
+  std::vector<uint8_t> bytes(static_cast<size_t>(count));
+  driver.cache().memory().read(bytes.data(), from, count);
+  return bytes;
+}
+
 std::vector<uint8_t> global_bytes(Driver& driver, const Sequence& sequence, int64_t positions) {
   std::vector<uint8_t> out;
   const model::KvLayout& layout = driver.cache().layout();
@@ -163,7 +172,9 @@ std::vector<uint8_t> global_bytes(Driver& driver, const Sequence& sequence, int6
     for (const auto& records : {driver.cache().global_records(number, sequence.pages.data()),
                                 driver.cache().index_records(number, sequence.pages.data())}) {
       for (int64_t j = 0; j < positions / layout.sources[source].ratio; ++j) {
-        out.insert(out.end(), records.record(j), records.record(j) + records.record_bytes);
+        const std::vector<uint8_t> record =
+            bytes_at(driver, records.record(j), records.record_bytes);
+        out.insert(out.end(), record.begin(), record.end());
       }
     }
   }

@@ -100,6 +100,9 @@ class Driver {
   model::StepObserver* observer_ = nullptr;
 };
 
+// Bytes of the kernels' memory.
+std::vector<uint8_t> bytes_at(Driver& driver, const void* from, int64_t count);
+
 // Every byte of a sequence's pages that hold `positions` tokens, by record.
 std::vector<uint8_t> global_bytes(Driver& driver, const Sequence& sequence, int64_t positions);
 

@@ -140,9 +140,8 @@ TEST_P(Replay, GlobalKvIsExactAndTailRowsAreCounted) {
     const int32_t exact_layers = cut() + (reading == DecoderReplay::kGlobalOnly ? 1 : 2);
     for (int32_t layer = 0; layer < exact_layers; ++layer) {
       for (int64_t t = length - window(); t < length; ++t) {
-        const uint8_t* record = driver.cache().ring_record(0, layer, t);
-        const uint8_t* expected = off.cache().ring_record(0, layer, t);
-        EXPECT_TRUE(std::equal(record, record + record_bytes, expected))
+        EXPECT_EQ(bytes_at(driver, driver.cache().ring_record(0, layer, t), record_bytes),
+                  bytes_at(off, off.cache().ring_record(0, layer, t), record_bytes))
             << "layer " << layer << " position " << t;
       }
     }
@@ -184,20 +183,22 @@ TEST_P(Replay, CapturedTargetsDoNotDependOnChunks) {
       with.capture_targets = true;
       Driver driver(model(), with);
       Sequence sequence = driver.start(tokens(static_cast<size_t>(length)));
-      std::vector<uint16_t> all;
+      std::vector<uint8_t> all;
       int64_t begin = 0;
       for (const int64_t end : ends) {
         driver.run({.sequence = &sequence, .begin = begin, .end = end, .all_logits = false});
         const auto hidden = driver.last().main_hidden;
         EXPECT_EQ(hidden.rows, driver.last().tail_rows);
         for (int64_t r = 0; r < hidden.rows; ++r) {
-          for (int64_t i = 0; i < hidden.cols; ++i) all.push_back(hidden.row(r)[i].bits);
+          const std::vector<uint8_t> row =
+              bytes_at(driver, hidden.row(r), hidden.cols * int64_t{sizeof(uint16_t)});
+          all.insert(all.end(), row.begin(), row.end());
         }
         begin = end;
       }
       return all;
     };
-    const std::vector<uint16_t> whole = captured({length});
+    const std::vector<uint8_t> whole = captured({length});
     EXPECT_FALSE(whole.empty());
     EXPECT_EQ(captured({7, length - 3, length}), whole);
   }

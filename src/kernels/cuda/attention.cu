@@ -51,11 +51,12 @@ struct KeyList {
 __global__ void __launch_bounds__(kThreads)
     attention_kernel(Rows<const Bf16> q, const float* sink, AttentionShape shape, float scale,
                      RopeAngles angles, const AttentionRow* rows, int32_t keys_max, Rows<Bf16> o) {
-  extern __shared__ uint8_t shared[];
+  extern __shared__ __align__(16) uint8_t shared[];
   const int64_t width = shape.head_dim;
   const int64_t stride = width + 2;
   auto* tile = reinterpret_cast<Bf16*>(shared);  // [kTileKeys, stride]
-  auto* all_scores = reinterpret_cast<float*>(shared + kTileKeys * stride * 2);  // [kHeads, keys]
+  auto* all_queries = reinterpret_cast<float*>(shared + kTileKeys * stride * 2);  // [kHeads, width]
+  float* all_scores = all_queries + kHeads * width;                               // [kHeads, keys]
   const AttentionRow& row = rows[blockIdx.x];
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
@@ -76,30 +77,33 @@ __global__ void __launch_bounds__(kThreads)
     __syncthreads();
   };
 
-  float query[kEachMax] = {};
-  if (active) {
-#pragma unroll
-    for (int c = 0; c < kEachMax; ++c) {
-      const int i = c * 32 + lane;
-      if (i < width) query[c] = widen(row_at(q, blockIdx.x)[head * width + i]);
-    }
+  for (int64_t at = threadIdx.x; at < kHeads * width; at += kThreads) {
+    const int64_t first = int64_t{blockIdx.y} * kHeads * width;
+    all_queries[at] = first + at < q.cols ? widen(row_at(q, blockIdx.x)[first + at]) : 0.0F;
   }
+  const auto* query = reinterpret_cast<const float4*>(all_queries + warp * width);
   float top = -1e30F;
   for (int32_t begin = 0; begin < count; begin += kTileKeys) {
     load_tile(begin);
-    for (int32_t j = begin; j < min(count, begin + kTileKeys); ++j) {
-      const Bf16* key = tile + (j - begin) * stride;
-      float dot = 0.0F;
-#pragma unroll
-      for (int c = 0; c < kEachMax; ++c) {
-        const int i = c * 32 + lane;
-        if (i < width) dot = fmaf(query[c], widen(key[i]), dot);
-      }
-      dot = warp_sum(dot) * scale;
-      if (lane == 0) scores[j] = dot;
-      top = fmaxf(top, dot);
+    const int32_t j = begin + lane;
+    if (j >= count) continue;
+    // A lane a key; four chains over the channels, added in order.
+    const auto* key = reinterpret_cast<const uint32_t*>(tile + lane * stride);
+    float chain[4] = {};
+    for (int64_t i = 0; i < width / 4; ++i) {
+      const float4 x = query[i];
+      const uint32_t low = key[2 * i];
+      const uint32_t high = key[2 * i + 1];
+      chain[0] = fmaf(x.x, __uint_as_float(low << 16), chain[0]);
+      chain[1] = fmaf(x.y, __uint_as_float(low & 0xFFFF0000U), chain[1]);
+      chain[2] = fmaf(x.z, __uint_as_float(high << 16), chain[2]);
+      chain[3] = fmaf(x.w, __uint_as_float(high & 0xFFFF0000U), chain[3]);
     }
+    const float score = (((chain[0] + chain[1]) + chain[2]) + chain[3]) * scale;
+    scores[j] = score;
+    top = fmaxf(top, score);
   }
+  top = warp_max(top);
   __syncwarp();
   float denominator = 0.0F;
   for (int32_t j = lane; j < count; j += 32) {
@@ -151,7 +155,7 @@ void launch_attention(Rows<const Bf16> q, const float* sink, const AttentionShap
   const int32_t keys_max = shape.window + shape.selected_max;
   const size_t bytes =
       static_cast<size_t>(kTileKeys) * (static_cast<size_t>(shape.head_dim) + 2) * 2 +
-      sizeof(float) * kHeads * static_cast<size_t>(keys_max);
+      sizeof(float) * kHeads * static_cast<size_t>(shape.head_dim + keys_max);
   cudaFuncSetAttribute(attention_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
                        static_cast<int>(bytes));
   const dim3 grid(static_cast<unsigned>(q.rows),

@@ -35,48 +35,59 @@ __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// Weights [k, k + 16) of row `o` as 8 bf16 pairs; in % 16 == 0.
+// Weights [k, k + 16) of one output as stored: what is loaded, apart from what is computed of it,
+// so that several loads are under way at once. in % 16 == 0.
 template <WeightFormat kFormat>
-__device__ __forceinline__ void load_weights(const WeightView& weight, int64_t o, int64_t k,
-                                             uint32_t (&pairs)[8]) {
-  const auto* bytes = static_cast<const uint8_t*>(weight.data);
-  const int64_t blocks = (weight.in + 31) / 32;
-  if constexpr (kFormat == WeightFormat::kFp8Tile32) {
-    const uint4 raw = *reinterpret_cast<const uint4*>(bytes + o * weight.in + k);
-    const float scale = e8m0_value(weight.scale[o / 32 * blocks + k / 32]);
-    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-#pragma unroll
-    for (int w = 0; w < 4; ++w) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const auto two = static_cast<__nv_fp8x2_storage_t>(words[w] >> (16 * half));
-        const __half2 wide(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3));
-        const float2 value = __half22float2(wide);
-        pairs[2 * w + half] = pack_bf16(value.x * scale, value.y * scale);
-      }
+struct StoredWeights {
+  uint4 low = {};
+  uint4 high = {};
+  float scale = 0.0F;
+
+  __device__ __forceinline__ void load(const WeightView& weight, int64_t o, int64_t k) {
+    const auto* bytes = static_cast<const uint8_t*>(weight.data);
+    const int64_t blocks = (weight.in + 31) / 32;
+    if constexpr (kFormat == WeightFormat::kFp8Tile32) {
+      low = *reinterpret_cast<const uint4*>(bytes + o * weight.in + k);
+      scale = e8m0_value(weight.scale[o / 32 * blocks + k / 32]);
+    } else if constexpr (kFormat == WeightFormat::kFp4Row32) {
+      const uint2 raw = *reinterpret_cast<const uint2*>(bytes + o * (weight.in / 2) + k / 2);
+      low.x = raw.x;
+      low.y = raw.y;
+      scale = e8m0_value(weight.scale[o * blocks + k / 32]);
+    } else {
+      const auto* from = reinterpret_cast<const uint4*>(bytes + 2 * (o * weight.in + k));
+      low = from[0];
+      high = from[1];
     }
-  } else if constexpr (kFormat == WeightFormat::kFp4Row32) {
-    const uint2 raw = *reinterpret_cast<const uint2*>(bytes + o * (weight.in / 2) + k / 2);
-    const float scale = e8m0_value(weight.scale[o * blocks + k / 32]);
-#pragma unroll
-    for (int p = 0; p < 8; ++p) {
-      const uint32_t two = (p < 4 ? raw.x : raw.y) >> (8 * (p % 4));
-      pairs[p] = pack_bf16(e2m1_value(two & 15U) * scale, e2m1_value((two >> 4) & 15U) * scale);
-    }
-  } else {
-    const auto* from = reinterpret_cast<const uint4*>(bytes + 2 * (o * weight.in + k));
-    const uint4 low = from[0];
-    const uint4 high = from[1];
-    pairs[0] = low.x;
-    pairs[1] = low.y;
-    pairs[2] = low.z;
-    pairs[3] = low.w;
-    pairs[4] = high.x;
-    pairs[5] = high.y;
-    pairs[6] = high.z;
-    pairs[7] = high.w;
   }
-}
+
+  // As 8 pairs of bf16.
+  __device__ __forceinline__ void decode(uint32_t (&pairs)[8]) const {
+    if constexpr (kFormat == WeightFormat::kFp8Tile32) {
+      const uint32_t words[4] = {low.x, low.y, low.z, low.w};
+#pragma unroll
+      for (int w = 0; w < 4; ++w) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const auto two = static_cast<__nv_fp8x2_storage_t>(words[w] >> (16 * half));
+          const __half2 wide(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3));
+          const float2 value = __half22float2(wide);
+          pairs[2 * w + half] = pack_bf16(value.x * scale, value.y * scale);
+        }
+      }
+    } else if constexpr (kFormat == WeightFormat::kFp4Row32) {
+#pragma unroll
+      for (int p = 0; p < 8; ++p) {
+        const uint32_t two = (p < 4 ? low.x : low.y) >> (8 * (p % 4));
+        pairs[p] = pack_bf16(e2m1_value(two & 15U) * scale, e2m1_value((two >> 4) & 15U) * scale);
+      }
+    } else {
+      const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+      for (int p = 0; p < 8; ++p) pairs[p] = words[p];
+    }
+  }
+};
 
 // sums[t] is the accumulator of rows [8 t, 8 t + 8): element (output g or g + 8, row 2 q or
 // 2 q + 1) with g = lane / 4 and q = lane % 4, in the order of the instruction. x_row(t) is this
@@ -96,28 +107,44 @@ __device__ __forceinline__ void product_tile(const WeightView& weight, int64_t f
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[t][e] = 0.0F;
   }
-  for (int64_t block = 0; block < weight.in; block += kTileK) {
-    const int64_t k = block + 16 * q;
-    const bool inside = k < weight.in;
-    uint32_t a_upper[8] = {};
-    uint32_t a_lower[8] = {};
-    if (inside && upper < weight.out) load_weights<kFormat>(weight, upper, k, a_upper);
-    if (inside && lower < weight.out) load_weights<kFormat>(weight, lower, k, a_lower);
+  // Few rows wait for memory, not for the multiplier: four blocks of K are then loaded at once.
+  constexpr int kAhead = kTiles == 1 ? 4 : 1;
+  for (int64_t first = 0; first < weight.in; first += kAhead * kTileK) {
+    StoredWeights<kFormat> stored_upper[kAhead];
+    StoredWeights<kFormat> stored_lower[kAhead];
+    uint4 inputs[kAhead][kTiles][2] = {};
 #pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      uint4 low = {};
-      uint4 high = {};
-      if (inside && x[t] != nullptr) {
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int64_t k = first + ahead * kTileK + 16 * q;
+      if (k >= weight.in) continue;
+      if (upper < weight.out) stored_upper[ahead].load(weight, upper, k);
+      if (lower < weight.out) stored_lower[ahead].load(weight, lower, k);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        if (x[t] == nullptr) continue;
         const auto* from = reinterpret_cast<const uint4*>(x[t] + k);
-        low = from[0];
-        high = from[1];
+        inputs[ahead][t][0] = from[0];
+        inputs[ahead][t][1] = from[1];
       }
-      const uint32_t b[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+    }
 #pragma unroll
-      for (int j = 0; j < 4; ++j) {
-        const uint32_t a[4] = {a_upper[2 * j], a_lower[2 * j], a_upper[2 * j + 1],
-                               a_lower[2 * j + 1]};
-        multiply_add(sums[t], a, b[2 * j], b[2 * j + 1]);
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      if (first + ahead * kTileK >= weight.in) break;
+      uint32_t a_upper[8];
+      uint32_t a_lower[8];
+      stored_upper[ahead].decode(a_upper);
+      stored_lower[ahead].decode(a_lower);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        const uint4 low = inputs[ahead][t][0];
+        const uint4 high = inputs[ahead][t][1];
+        const uint32_t b[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
+#pragma unroll
+        for (int j = 0; j < 4; ++j) {
+          const uint32_t a[4] = {a_upper[2 * j], a_lower[2 * j], a_upper[2 * j + 1],
+                                 a_lower[2 * j + 1]};
+          multiply_add(sums[t], a, b[2 * j], b[2 * j + 1]);
+        }
       }
     }
   }
