@@ -20,6 +20,7 @@
 
 #include "kernels/cuda/attention_sm90.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/expert_layer.h"
 #include "kernels/cuda/index_select_sm90.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
@@ -83,6 +84,12 @@ class CommandKey {
   }
   void add_value(const ExpertProduct& p) {
     add_all(p.x, p.pairs_per_x, p.weight, p.shape, p.experts, p.pairs, p.tile_rows, p.plan, p.y);
+  }
+  void add_value(const ExpertShape& s) {
+    add_all(s.experts, s.top_k, s.hidden, s.inner, s.swiglu_limit);
+  }
+  void add_value(const ExpertTiles& t) {
+    add_all(t.gate_up, t.down, t.gate_up_scale, t.down_scale, t.shared_gate_up, t.shared_down);
   }
   template <class... T>
   void add_all(const T&... values) {

@@ -16,6 +16,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/engram.h"
+#include "kernels/cuda/expert_store.h"
 #include "kernels/cuda/graph_cache.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
@@ -41,7 +42,8 @@ enum class Scratch : uint8_t {
   kSharedGate,
   kSharedUp,
   kShared,
-  kScores,  // indexer
+  kExperts,  // folded experts: rows on their way through the layer
+  kScores,   // indexer
   kBlockScores,
   kIndex,  // of index_select_sm90, kept zeroed
   kCount,
@@ -93,7 +95,9 @@ class CudaOps final : public Ops {
       const auto experts = static_cast<int32_t>(weights.experts.size());
       plan_of(pairs, experts, 8);
       bytes(Scratch::kRouter, route_workspace_bytes(rows, bounds.hidden, experts));
+      TRY(experts_.add(stream_, *memory_, weights, bounds.experts_per_token));
     }
+    bytes(Scratch::kExperts, experts_.workspace_bytes(rows));
     if (failure_) return *failure_;
     return {};
   }
@@ -300,6 +304,15 @@ class CudaOps final : public Ops {
   void moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
            Rows<const float> expert_weights, Rows<Bf16> y) override {
     if (x.rows == 0) return;
+    if (const ExpertStore::Layer* layer = experts_.find(weights)) {
+      CHECK(layer->shape.top_k == experts.cols && is_packed_input(x) && is_packed_input(y));
+      CHECK(experts.stride == experts.cols && expert_weights.stride == experts.cols);
+      enqueue_first(run_experts, layer->shape, layer->tiles, x, experts.data, expert_weights.data,
+                    static_cast<uint8_t*>(
+                        bytes(Scratch::kExperts, expert_workspace_bytes(layer->shape, x.rows))),
+                    y);
+      return;
+    }
     const Rows<const Bf16> input = packed(x, true);
     const int64_t inner = weights.shared.w1.out;
     const int64_t padded = whole_vectors(inner);
@@ -517,6 +530,7 @@ class CudaOps final : public Ops {
   Stream stream_;
   std::unique_ptr<Memory> memory_;
   StageArena arena_;
+  ExpertStore experts_;
   std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> scratch_;
   std::map<const ExpertWeights*, ExpertTable> expert_tables_;  // by a layer's first expert
   CommandList commands_;
