@@ -218,6 +218,7 @@ Result<void> bench_expert_case(const KernelFloors& floors, const ExpertPeers& pe
   args.x = x8.as<uint8_t>();
   args.x_scale = x_scale.as<float>();
   args.x_rows = places;
+  args.experts = peers.experts;
   args.blocks = plan.blocks;
   args.block_count = plan.block_count;
   args.chunks = static_cast<int32_t>(chunks);

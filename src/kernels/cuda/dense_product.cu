@@ -26,7 +26,8 @@ void launch_groups(Stream stream, const ProductArguments& args) {
     if (args.rows <= 32) return launch_few_rows<32, kGroups, kResult>(stream, args);
     return launch_few_rows<64, kGroups, kResult>(stream, args);
   }
-  using Form = ProductForm<false, 2, (kGroups > 1 ? 128 : 192), 1, kResult, true, (kGroups > 1)>;
+  using Form =
+      ProductForm<false, 2, (kGroups > 1 ? 128 : 192), 1, kResult, kGroups == 1, (kGroups > 1)>;
   const auto kernel = grouped_product_kernel<Form>;
   static const LaunchLimits limits =
       LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);

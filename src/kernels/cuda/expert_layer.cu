@@ -177,6 +177,7 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
                                   shape.inner, work.inner);
   up.expert_bytes = folded_fp4_bytes(up_shape);
   up.row_scale = tiles.gate_up_scale;
+  up.experts = shape.experts;
   up.blocks = work.plan.blocks;
   up.block_count = work.plan.block_count;
   up.row_weight = work.plan.row_weight;
@@ -189,6 +190,7 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
                                     work.places, shape.hidden, work.out);
   down.expert_bytes = folded_fp4_bytes(down_shape);
   down.row_scale = tiles.down_scale;
+  down.experts = shape.experts;
   down.blocks = work.plan.blocks;
   down.block_count = work.plan.block_count;
   expert_product(stream, ResultForm::kBf16, tokens, down);

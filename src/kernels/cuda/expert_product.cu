@@ -8,13 +8,15 @@ namespace {
 
 template <ResultForm kResult>
 void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
+  // Strips are worth their own kernel where tiles of four would begin a second wave.
   using Narrow = NarrowForm<kResult>;
-  if (block_tokens <= 8 && args.chunks <= Narrow::kChunksMax) {
-    using Form = Narrow;
-    const auto kernel = grouped_narrow_kernel<Form>;
-    static const LaunchLimits limits =
-        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
-    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
+  static const LaunchLimits narrow_limits =
+      LaunchLimits::of(grouped_narrow_kernel<Narrow>, Narrow::kThreads, Narrow::kSharedBytes, 1);
+  const int32_t active = args.experts < block_tokens ? args.experts : block_tokens;
+  if (block_tokens <= 8 && args.chunks <= Narrow::kChunksMax &&
+      active * (args.slots / kTileSlots) > narrow_limits.blocks) {
+    launch_blocks(grouped_narrow_kernel<Narrow>, stream, narrow_limits.blocks, Narrow::kThreads,
+                  Narrow::kSharedBytes, 1, args);
   } else if (block_tokens <= 80) {
     using Form = ProductForm<true, 4, 80, 1, kResult, false>;
     const auto kernel = grouped_product_kernel<Form>;

@@ -1,4 +1,39 @@
-// The kernel behind grouped_product.h.
+// The kernel behind grouped_product.h: fp8 activations times fp4 or fp8 weights.
+//
+// Floor. Few rows: the weights' bytes, 2.6 us for one expert's gate and up (11.8 MB of codes at
+// 4.6 TB/s). Many rows: 2 rows N K over the peak of wgmma, 1,850 TFLOP/s of e4m3 in bursts. They
+// meet at 80 rows an expert.
+//
+// Design. Weights are A of wgmma, from registers: 64 slots a warpgroup; tokens are B, N of them.
+// So few tokens waste nothing, and fp4 crosses every memory as fp4. A power-of-two scale is folded
+// into the codes: E2M1 times 2^shift is E4M3, looked up by byte permutation in a table of the
+// block's shift (weight_tiles.h), so that the tensor cores sum 128 of K and one fma with the
+// token's scale promotes the sum to f32; row scales wait for the end. One thread streams weights
+// and another one activations with bulk copies into a ring of 6 to 9 stages; tiles were laid out
+// by the fold, so a stage is two or three copies. Every form has the same order of the sum.
+// Few rows: four warpgroups of 64 slots, 80 tokens at most. Many rows: two of them with 160
+// tokens, whose halves take turns on the tensor cores while the next weights are unpacked.
+//
+// Tried, on one H200, gate and up:
+// - the first form read 8 weights with 12 ALU operations, and tables through three adds: 72 % of
+//   the floor at 52 experts; 6 operations and an address by permutation: 79 %. The ALU takes
+//   two cycles a warp and is what unpacking costs.
+// - cluster pairs that share the tokens' copies by multicast: with waits of cluster scope twice as
+//   slow as without (their fences), with plain waits 3 % faster for 160 tokens, else nothing:
+//   kernels without any copy at all are no faster, so copies do not limit this.
+// - copies in pieces of 2 KB: 30 % slower; the copy engine counts copies.
+// - two warpgroups of 160 tokens reach 870 TFLOP/s at 98,304 rows of 7 experts, 128 tokens 710,
+//   three warpgroups of 128 tokens 835. The compiler follows products in flight only in straight
+//   code: a loop that carries them is serialised (C7514).
+// - a fixed distance between the warpgroups, so that some unpack while others multiply: nothing
+//   for two, 10 % slower for four.
+// - descriptors in vector registers: two moves and their latency before every product; told to be
+//   uniform: 20 % faster at 80 tokens.
+//
+// What limits it now (ncu): not memory, not the tensor cores, but each warp's own instructions:
+// about 210 for a chunk of 64 slots and 80 tokens, one issued every four cycles for want of warps
+// that are ready. The next step is fewer instructions (fixed shared addresses, scales as four a
+// load) and more warps beside the accumulators.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -321,11 +356,18 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args,
                                              const ConsumerView<Form>& view, RingPlace& place,
                                              const TokenBlock& block, int32_t strip_slot,
                                              float2 row_scale) {
-  constexpr int kParts = kTokens > 64 ? 2 : 1;
+  // Unpacked weights leave fp4 the registers for half of the products at a time.
+  constexpr int kParts = Form::kFp4 && kTokens > 64 ? 2 : 1;
   constexpr int kPart = kTokens / kParts;
   float sum[kParts][kPart / 2];
 #pragma unroll
   for (int32_t i = 0; i < kTokens / 2; ++i) sum[i / (kPart / 2)][i % (kPart / 2)] = 0.0F;
+  float total[kParts][Form::kGrouped ? kPart / 2 : 1];
+  if constexpr (Form::kGrouped) {
+#pragma unroll
+    for (int32_t i = 0; i < kTokens / 2; ++i) total[i / (kPart / 2)][i % (kPart / 2)] = 0.0F;
+  }
+  int32_t group = 1;
   view.wait_turn(args);
   for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
     OperandA a;
@@ -342,10 +384,25 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args,
     }
     view.release(place);
     place.template advance<Form>();
+    if constexpr (Form::kGrouped) {
+      if (chunk + 1 < args.chunks * group / args.groups) continue;
+      ++group;
+#pragma unroll
+      for (int32_t i = 0; i < kTokens / 2; ++i) {
+        total[i / (kPart / 2)][i % (kPart / 2)] += sum[i / (kPart / 2)][i % (kPart / 2)];
+        sum[i / (kPart / 2)][i % (kPart / 2)] = 0.0F;
+      }
+    }
   }
 #pragma unroll
   for (int32_t part = 0; part < kParts; ++part) {
-    store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale, sum[part]);
+    if constexpr (Form::kGrouped) {
+      store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale,
+                                        total[part]);
+    } else {
+      store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale,
+                                        sum[part]);
+    }
   }
 }
 
@@ -359,32 +416,13 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
   constexpr int kPart = kTokens / 2;
   float partial[2][kPart / 2];
   float sum[2][kPart / 2];
-  float total[2][Form::kGrouped ? kPart / 2 : 1];
 #pragma unroll
   for (int32_t i = 0; i < kPart / 2; ++i) {
     sum[0][i] = 0.0F;
     sum[1][i] = 0.0F;
-    if constexpr (Form::kGrouped) {
-      total[0][i] = 0.0F;
-      total[1][i] = 0.0F;
-    }
   }
+  static_assert(!Form::kGrouped);
   int32_t chunk = 0;
-  int32_t group = 1;
-  const auto end_of_chunk = [&] {
-    ++chunk;
-    if constexpr (Form::kGrouped) {
-      if (chunk < args.chunks * group / args.groups) return;
-      ++group;
-#pragma unroll
-      for (int32_t i = 0; i < kPart / 2; ++i) {
-        total[0][i] += sum[0][i];
-        total[1][i] += sum[1][i];
-        sum[0][i] = 0.0F;
-        sum[1][i] = 0.0F;
-      }
-    }
-  };
   // The compiler only follows products in flight inside straight code, so an iteration takes two
   // chunks and ends with none in flight.
   OperandA a[2];
@@ -407,7 +445,7 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
     wgmma_wait<1>();
     view.template promote<kPart>(place, kPart, partial[1], sum[1]);
     view.release(place);
-    end_of_chunk();
+    ++chunk;
     view.template multiply<kPart>(next_stage, a[1], kPart, partial[1]);
     place = next;
     place.template advance<Form>();
@@ -420,7 +458,7 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
     wgmma_wait<0>();
     view.template promote<kPart>(next, kPart, partial[1], sum[1]);
     view.release(next);
-    end_of_chunk();
+    ++chunk;
   }
   if (chunk < args.chunks) {
     const uint64_t stage = view.descriptor(place);
@@ -432,17 +470,11 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
     view.template promote<kPart>(place, kPart, partial[1], sum[1]);
     view.release(place);
     place.template advance<Form>();
-    end_of_chunk();
+    ++chunk;
   }
 #pragma unroll
   for (int32_t part = 0; part < 2; ++part) {
-    if constexpr (Form::kGrouped) {
-      store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale,
-                                        total[part]);
-    } else {
-      store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale,
-                                        sum[part]);
-    }
+    store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale, sum[part]);
   }
 }
 

@@ -31,6 +31,7 @@ struct ProductArguments {
   const TokenBlock* blocks;  // or null: rows 0..`rows` of expert 0
   const int32_t* block_count;
   int32_t rows;
+  int32_t experts;  // that blocks may name
   int32_t chunks;
   int32_t groups;   // the sum's parts, each summed from zero, then added in order
   int32_t slots;    // multiple of 256
