@@ -6,7 +6,10 @@
 namespace galley::kernels::cuda {
 namespace {
 
-constexpr int64_t kBlock = 32;  // quantisation group, and whole vectors of every row
+// Widths of a release. Narrower layers have few products to average the rounding of, and nothing
+// to gain: the general path is the specification up to the order of f32 sums.
+constexpr int64_t kWidthMin = 1024;
+constexpr int64_t kWidthUnit = 128;  // of a promoted sum
 
 bool is_matrix(const WeightView& weight, WeightFormat format, int64_t out, int64_t in) {
   return weight.format == format && weight.out == out && weight.in == in;
@@ -21,7 +24,8 @@ bool fits(const MoeWeights& weights) {
   if (weights.experts.empty()) return false;
   const int64_t hidden = weights.experts[0].w1.in;
   const int64_t inner = weights.experts[0].w1.out;
-  return hidden % kBlock == 0 && inner % kBlock == 0 &&
+  return hidden >= kWidthMin && inner >= kWidthMin && hidden % kWidthUnit == 0 &&
+         inner % kWidthUnit == 0 &&
          is_expert(weights.shared, WeightFormat::kFp8Tile32, hidden, inner) &&
          std::all_of(weights.experts.begin(), weights.experts.end(), [&](const auto& expert) {
            return is_expert(expert, WeightFormat::kFp4Row32, hidden, inner);

@@ -1,7 +1,8 @@
 // The folded experts of every layer, made once when a model is placed on the device.
 //
-// Says for which layers the fast kernels stand: fp4 experts of one shape whose scales all fit
-// their row's base, an fp8 shared expert, whole vectors. Others keep the path for every shape.
+// Says for which layers the fast kernels stand: fp4 experts of one shape, as wide as a release's,
+// whose scales all fit their row's base, and an fp8 shared expert. Others keep the path for every
+// shape.
 #pragma once
 
 #include <cstdint>
