@@ -7,7 +7,11 @@
 // order. Few rows put splits on different blocks, which leave their sums in memory for the choice
 // to add; many rows go through all splits in one block. Both make the same chains and the same
 // additions. The choice is a warp a row: a maximum per place, experts in registers, the lower id
-// wins a tie.
+// wins a tie; of few rows a block has one, since then only latency counts.
+//
+// Measured on an H200: 12 us for 1 row, 14 for 64, 138 for 4,096, 422 for 16,384. There the product
+// takes 355 (181 TFLOP/s): tiles of 64 and of 128 rows take alike, so it is the way operands reach
+// mma.sync that limits, and wgmma from shared memory would be the next step.
 #include <algorithm>
 
 #include "kernels/cuda/exponential.cuh"
@@ -219,74 +223,104 @@ struct ChoiceArguments {
   float* margin;
 };
 
-// Lane l has experts l, l + 32, ...
+// What a warp chooses among: kEach places a lane.
 template <int kEach>
-__global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArguments args) {
-  const int64_t row = int64_t{blockIdx.x} * kChoiceWarps + threadIdx.x / kWarp;
-  if (row >= args.experts.rows) return;
-  const int lane = threadIdx.x % kWarp;
+struct Places {
+  uint32_t key[kEach];  // 0: empty, or taken
+  int expert[kEach];
+  float p[kEach];
+};
+
+// The best places of a warp one after the other, the lower expert of equal ones:
+// take(place, key, expert, p) in every lane.
+template <int kEach, class Take>
+__device__ __forceinline__ void take_best(Places<kEach>& all, int count, Take&& take) {
+  for (int place = 0; place < count; ++place) {
+    uint32_t best = 0;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) best = max(best, all.key[i]);
+    best = __reduce_max_sync(kAllLanes, best);
+    unsigned candidate = 0xFFFFFFFFU;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (all.key[i] == best) candidate = min(candidate, static_cast<unsigned>(all.expert[i]));
+    }
+    const unsigned expert = __reduce_min_sync(kAllLanes, candidate);
+    float p = 0.0F;
+    bool mine = false;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (all.key[i] != best || static_cast<unsigned>(all.expert[i]) != expert) continue;
+      p = all.p[i];
+      all.key[i] = 0;
+      mine = true;
+    }
+    const unsigned owners = __ballot_sync(kAllLanes, mine);
+    take(place, best, static_cast<int>(expert), __shfl_sync(kAllLanes, p, __ffs(owners) - 1));
+  }
+}
+
+// Experts first, first + step, ... of a row.
+template <int kEach>
+__device__ __forceinline__ void load_places(const ChoiceArguments& args, int64_t row, int first,
+                                            int step, Places<kEach>& all) {
   const float* bias = args.bias_of_row[row];
   const float* logits = args.logits + row * args.splits * args.expert_count;
-  float p[kEach] = {};
   float added[kEach] = {};
-  uint32_t key[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    if (lane + i * kWarp < args.expert_count) added[i] = bias[lane + i * kWarp];
+    all.p[i] = 0.0F;
+    all.expert[i] = first + i * step;
+    if (all.expert[i] < args.expert_count) added[i] = bias[all.expert[i]];
   }
 #pragma unroll 4
   for (int64_t split = 0; split < args.splits; ++split) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      const int expert = lane + i * kWarp;
-      if (expert < args.expert_count) p[i] += logits[split * args.expert_count + expert];
+      if (all.expert[i] >= args.expert_count) continue;
+      all.p[i] += logits[split * args.expert_count + all.expert[i]];
     }
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    p[i] = sqrtf(softplus(p[i] / args.options.gate_temperature));
-    const float biased = p[i] + added[i];
-    key[i] = order_key(isnan(biased) ? -INFINITY : biased);
-    if (lane + i * kWarp >= args.expert_count) key[i] = 0;
+    all.p[i] = sqrtf(softplus(all.p[i] / args.options.gate_temperature));
+    const float biased = all.p[i] + added[i];
+    all.key[i] = order_key(isnan(biased) ? -INFINITY : biased);
+    if (all.expert[i] >= args.expert_count) all.key[i] = 0;
   }
+}
+
+__device__ __forceinline__ bool wants_margin(const ChoiceArguments& args) {
+  return args.margin != nullptr && args.options.top_k < args.expert_count;
+}
+// How many places in order a choice needs to see.
+__device__ __forceinline__ int places_seen(const ChoiceArguments& args) {
+  return args.options.top_k + (wants_margin(args) ? 1 : 0);
+}
+
+// A row's choice by one warp, from places among which the best are.
+template <int kEach>
+__device__ __forceinline__ void choose(const ChoiceArguments& args, int64_t row,
+                                       Places<kEach>& all) {
+  const int lane = threadIdx.x % kWarp;
   const int top_k = args.options.top_k;
-  const bool wants_margin = args.margin != nullptr && top_k < args.expert_count;
   float sum = 0.0F;
   float own_p = 0.0F;  // of the place that is this lane's
   int own_expert = 0;
-  uint32_t last_key = 0;
-  for (int place = 0; place < top_k + (wants_margin ? 1 : 0); ++place) {
-    uint32_t best = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) best = max(best, key[i]);
-    const uint32_t best_key = __reduce_max_sync(kAllLanes, best);
+  float last = 0.0F;
+  take_best(all, places_seen(args), [&](int place, uint32_t key, int expert, float p) {
     if (place == top_k) {
-      if (lane == 0) args.margin[row] = from_order_key(last_key) - from_order_key(best_key);
-      break;
+      if (lane == 0) args.margin[row] = last - from_order_key(key);
+      return;
     }
-    unsigned candidate = 0xFFFFFFFFU;
-#pragma unroll
-    for (int i = kEach - 1; i >= 0; --i) {
-      if (key[i] == best_key) candidate = static_cast<unsigned>(lane + i * kWarp);
-    }
-    const unsigned expert = __reduce_min_sync(kAllLanes, candidate);
-    float chosen_p = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (expert == static_cast<unsigned>(lane + i * kWarp)) {
-        chosen_p = p[i];
-        key[i] = 0;
-      }
-    }
-    chosen_p = __shfl_sync(kAllLanes, chosen_p, static_cast<int>(expert % kWarp));
-    sum += chosen_p;  // best first, as the reference adds them
+    sum += p;  // best first, as the reference adds them
+    last = from_order_key(key);
     if (lane == place) {
-      own_p = chosen_p;
-      own_expert = static_cast<int>(expert);
+      own_p = p;
+      own_expert = expert;
     }
-    last_key = best_key;
-  }
-  if (args.margin != nullptr && !wants_margin && lane == 0) args.margin[row] = INFINITY;
+  });
+  if (args.margin != nullptr && !wants_margin(args) && lane == 0) args.margin[row] = INFINITY;
   int rank = 0;  // ascending
   for (int place = 0; place < top_k; ++place) {
     rank += __shfl_sync(kAllLanes, own_expert, place) < own_expert ? 1 : 0;
@@ -295,6 +329,50 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArgum
     row_of(args.experts, row)[rank] = own_expert;
     row_of(args.weights, row)[rank] = own_p / (sum + 1e-20F) * args.options.scale;
   }
+}
+
+// A warp a row.
+template <int kEach>
+__global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArguments args) {
+  const int64_t row = int64_t{blockIdx.x} * kChoiceWarps + threadIdx.x / kWarp;
+  if (row >= args.experts.rows) return;
+  Places<kEach> all;
+  load_places(args, row, threadIdx.x % kWarp, kWarp, all);
+  choose(args, row, all);
+}
+
+// A block a row, where rows are few and only latency counts: each warp finds the best of its
+// experts, one of them the best of these.
+template <int kEach>
+__global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_few_kernel(ChoiceArguments args) {
+  constexpr int kSeenMax = kChoiceWarps * (kRoutedTopKMax + 1);
+  constexpr int kSeenEach = (kSeenMax + kWarp - 1) / kWarp;
+  __shared__ uint32_t keys[kSeenMax];
+  __shared__ int experts[kSeenMax];
+  __shared__ float ps[kSeenMax];
+  const int lane = threadIdx.x % kWarp;
+  const int seen = places_seen(args);
+  Places<kEach> all;
+  load_places(args, blockIdx.x, threadIdx.x, kChoiceWarps * kWarp, all);
+  const int begin = static_cast<int>(threadIdx.x) / kWarp * seen;
+  take_best(all, seen, [&](int place, uint32_t key, int expert, float p) {
+    if (lane != 0) return;
+    keys[begin + place] = key;
+    experts[begin + place] = expert;
+    ps[begin + place] = p;
+  });
+  __syncthreads();
+  if (threadIdx.x >= kWarp) return;
+  Places<kSeenEach> best;
+#pragma unroll
+  for (int i = 0; i < kSeenEach; ++i) {
+    const int at = lane + i * kWarp;
+    const bool inside = at < kChoiceWarps * seen;
+    best.key[i] = inside ? keys[at] : 0;
+    best.expert[i] = inside ? experts[at] : 0;
+    best.p[i] = inside ? ps[at] : 0.0F;
+  }
+  choose(args, blockIdx.x, best);
 }
 
 template <class S, bool kOneSplit, bool kWhole>
@@ -351,7 +429,10 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
   const auto launch = [&](auto kernel) {
     kernel<<<grid, kChoiceWarps * kWarp, 0, stream>>>(choice);
   };
-  if (expert_count <= 32) {
+  if (few && expert_count > 128) {
+    const auto kernel = expert_count <= 384 ? choose_few_kernel<3> : choose_few_kernel<8>;
+    kernel<<<static_cast<unsigned>(x.rows), kChoiceWarps * kWarp, 0, stream>>>(choice);
+  } else if (expert_count <= 32) {
     launch(choose_kernel<1>);
   } else if (expert_count <= 128) {
     launch(choose_kernel<4>);
