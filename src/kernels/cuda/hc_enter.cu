@@ -26,16 +26,17 @@
 // that holds all slices of a tile could keep x on chip. Weights in shared memory and rows loaded
 // straight to registers: 511 us.
 //
-// compute-sanitizer's racecheck counts hazards here (122 in one run); memcheck ran clean on an
-// earlier form only. By reading, the accesses are ordered: a stage by each lane's wait for its own
-// copies and the barrier of the group's two warps; the sums of a tile by one arrival a warp, after
-// __syncwarp, on a barrier in shared memory that every reader waits for. Which of them the tool
-// does not follow was not looked into.
+// compute-sanitizer's racecheck counts hazards here (122 in one run), memcheck was not run. By
+// reading, the accesses are ordered: a stage by each lane's wait for its own copies and the barrier
+// of the group's two warps; the sums of a tile by one arrival a warp, after __syncwarp, on a
+// barrier in shared memory that every reader waits for. Which of them the tool does not follow was
+// not looked into.
 #include <algorithm>
 
 #include "kernels/cuda/exponential.cuh"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/row.cuh"
+#include "kernels/cuda/sm90.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -82,10 +83,6 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
       "{%0,%1,%2,%3};"
       : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
 // Blocks until the barrier's phase of this parity is over.

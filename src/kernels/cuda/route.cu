@@ -17,6 +17,7 @@
 #include "kernels/cuda/exponential.cuh"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/row.cuh"
+#include "kernels/cuda/sm90.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -45,10 +46,6 @@ struct Shape {
 using ManyRows = Shape<64, 128, 2, 2>;   // two blocks a processor
 using MostRows = Shape<128, 128, 4, 2>;  // weights cross L2 half as often
 using FewRows = Shape<64, 32, 4, 1>;
-
-__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
-  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
-}
 
 __device__ __forceinline__ void load_fragments(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
