@@ -35,7 +35,7 @@ section "nano: the CPU's argmax"
 check 60 "$build/bin/cuda_nano_test" --gtest_brief=1
 
 section "nano: steps"
-check 60 "$build/bin/galley" bench --shape model --bandwidth-gib 1 --backend cuda
+check 60 "$build/bin/galley" bench --shape model --backend cuda
 
 section "nano: 256 sequences"
 requests=$(mktemp)

@@ -58,7 +58,7 @@ double rounded(double value) {
 
 void print_case(const BenchCase& bench, const Floors& floors, const std::string& backend,
                 const std::string& machine) {
-  const double bytes_s = bench.bytes / floors.bytes_per_s;
+  const double bytes_s = floors.bytes_per_s > 0 ? bench.bytes / floors.bytes_per_s : 0.0;
   const double operations_s =
       floors.operations_per_s > 0 ? bench.operations / floors.operations_per_s : 0.0;
   Json json;
@@ -70,7 +70,8 @@ void print_case(const BenchCase& bench, const Floors& floors, const std::string&
   json["median_ms"] = rounded(1e3 * bench.median_s);
   json["samples"] = bench.samples;
   json["rows_per_s"] = rounded(bench.rows_per_s());
-  if (bench.operations > 0) {
+  // Floors are the host's: a device's are those of `galley bench kernels`.
+  if (bench.operations > 0 && floors.bytes_per_s > 0) {
     json["floor_ms"] = rounded(1e3 * std::max(bytes_s, operations_s));
     json["floor"] = bytes_s >= operations_s ? "bytes" : "operations";
     json["ratio"] = rounded(bench.median_s / std::max(bytes_s, operations_s));
@@ -92,7 +93,17 @@ void print_case(const BenchCase& bench, const Floors& floors, const std::string&
 
 Result<void> run(const BenchOptions& options) {
   Backend backend = TRY(make_backend(options.model.backend, options.model.threads));
-  const Floors floors = TRY(measure_floors(backend, static_cast<double>(options.bandwidth_gib)));
+  const bool on_host = backend.ops->memory().is_host();
+  if (!on_host && options.shape != "model") {
+    return Error{ErrorCode::kUnsupported,
+                 "--shape " + options.shape + " with --backend " + options.model.backend +
+                     ": the released shape is measured on a CPU only; take --shape model, or "
+                     "galley bench kernels"};
+  }
+  Floors floors;
+  if (on_host) {
+    floors = TRY(measure_floors(backend, static_cast<double>(options.bandwidth_gib)));
+  }
   const std::string machine = machine_name();
   const std::string name(backend.ops->name());
   const auto report = [&](BenchCase bench) {
