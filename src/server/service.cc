@@ -303,8 +303,20 @@ std::string Service::trouble() const {
   return "";
 }
 
+std::string Service::tell_trouble() {
+  std::string wrong = trouble();
+  if (wrong.empty() != trouble_told_) return wrong;
+  trouble_told_ = !wrong.empty();
+  if (trouble_told_) {
+    log_->error(LogEvent("unhealthy").add("problem", wrong));
+  } else {
+    log_->info(LogEvent("healthy"));
+  }
+  return wrong;
+}
+
 void Service::get_health(std::unique_ptr<Call> call) {
-  const std::string wrong = trouble();
+  const std::string wrong = tell_trouble();
   nlohmann::ordered_json body = {{"status", wrong.empty() ? "ok" : "failed"},
                                  {"state", state_name(state_)}};
   if (!wrong.empty()) body["problem"] = wrong;
@@ -312,7 +324,7 @@ void Service::get_health(std::unique_ptr<Call> call) {
 }
 
 void Service::get_ready(std::unique_ptr<Call> call) {
-  const std::string wrong = trouble();
+  const std::string wrong = tell_trouble();
   const bool ready = state_ == ServiceState::kReady && wrong.empty();
   const bool loading = state_ == ServiceState::kStarting;
   nlohmann::ordered_json body = {{"status", ready     ? "ready"
@@ -423,14 +435,7 @@ void Service::tick() {
     sweep(request);
   }
   if (state_ == ServiceState::kReady || state_ == ServiceState::kLeaving) desk_->tick();
-  const std::string wrong = trouble();
-  if (wrong.empty() != trouble_told_) return;
-  trouble_told_ = !wrong.empty();
-  if (trouble_told_) {
-    log_->error(LogEvent("unhealthy").add("problem", wrong));
-  } else {
-    log_->info(LogEvent("healthy"));
-  }
+  tell_trouble();
 }
 
 void Service::end_all() {

@@ -205,6 +205,8 @@ class Service {
   std::string metrics_text() const;
   // Empty: all is well.
   std::string trouble() const;
+  // The same, and the log learns when it begins and ends, however short it was.
+  std::string tell_trouble();
 
   net::EventLoop* loop_;
   ServiceOptions options_;

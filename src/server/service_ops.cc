@@ -67,7 +67,7 @@ void Service::handle_admin(const std::shared_ptr<net::Exchange>& exchange) {
   }
   // For probes of whoever starts the program, whatever the public listener speaks.
   if (what == "GET /ready" || what == "GET /health") {
-    const std::string wrong = trouble();
+    const std::string wrong = tell_trouble();
     const bool good = wrong.empty() && (what == "GET /health" || state_ == ServiceState::kReady);
     nlohmann::ordered_json body = {{"state", state_name(state_)}, {"problem", wrong}};
     return answer(*exchange, good ? 200 : 503, body.dump());
