@@ -1,0 +1,28 @@
+// The register lists that wgmma wants spelled out: names %0.. of N accumulators inside the
+// instruction, and the N read-write operands d[0].. behind it. Text only; no instruction.
+#pragma once
+
+#define GALLEY_NAMES_4 "%0, %1, %2, %3"
+#define GALLEY_NAMES_8 GALLEY_NAMES_4 ", %4, %5, %6, %7"
+#define GALLEY_NAMES_16 GALLEY_NAMES_8 ", %8, %9, %10, %11, %12, %13, %14, %15"
+#define GALLEY_NAMES_20 GALLEY_NAMES_16 ", %16, %17, %18, %19"
+#define GALLEY_NAMES_24 GALLEY_NAMES_20 ", %20, %21, %22, %23"
+#define GALLEY_NAMES_32 GALLEY_NAMES_24 ", %24, %25, %26, %27, %28, %29, %30, %31"
+#define GALLEY_NAMES_40 GALLEY_NAMES_32 ", %32, %33, %34, %35, %36, %37, %38, %39"
+#define GALLEY_NAMES_48 GALLEY_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
+#define GALLEY_NAMES_56 GALLEY_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
+#define GALLEY_NAMES_64 GALLEY_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+
+// Four operands from d[i] on.
+#define GALLEY_FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
+
+#define GALLEY_SUMS_4(d) GALLEY_FOUR(d, 0)
+#define GALLEY_SUMS_8(d) GALLEY_SUMS_4(d), GALLEY_FOUR(d, 4)
+#define GALLEY_SUMS_16(d) GALLEY_SUMS_8(d), GALLEY_FOUR(d, 8), GALLEY_FOUR(d, 12)
+#define GALLEY_SUMS_20(d) GALLEY_SUMS_16(d), GALLEY_FOUR(d, 16)
+#define GALLEY_SUMS_24(d) GALLEY_SUMS_20(d), GALLEY_FOUR(d, 20)
+#define GALLEY_SUMS_32(d) GALLEY_SUMS_24(d), GALLEY_FOUR(d, 24), GALLEY_FOUR(d, 28)
+#define GALLEY_SUMS_40(d) GALLEY_SUMS_32(d), GALLEY_FOUR(d, 32), GALLEY_FOUR(d, 36)
+#define GALLEY_SUMS_48(d) GALLEY_SUMS_40(d), GALLEY_FOUR(d, 40), GALLEY_FOUR(d, 44)
+#define GALLEY_SUMS_56(d) GALLEY_SUMS_48(d), GALLEY_FOUR(d, 48), GALLEY_FOUR(d, 52)
+#define GALLEY_SUMS_64(d) GALLEY_SUMS_56(d), GALLEY_FOUR(d, 56), GALLEY_FOUR(d, 60)
