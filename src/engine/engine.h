@@ -150,11 +150,12 @@ class Engine {
   static constexpr std::array kRowCounts = {
       &SchedulerCounts::decode_rows,   &SchedulerCounts::prefill_rows,
       &SchedulerCounts::replay_rows,   &SchedulerCounts::recomputed_rows,
-      &SchedulerCounts::prompt_tokens, &SchedulerCounts::cached_tokens,
-      &SchedulerCounts::preemptions,   &SchedulerCounts::spills,
-      &SchedulerCounts::resumes,       &SchedulerCounts::snapshots,
-      &SchedulerCounts::snapshot_hits,
+      &SchedulerCounts::wasted_rows,   &SchedulerCounts::prompt_tokens,
+      &SchedulerCounts::cached_tokens, &SchedulerCounts::preemptions,
+      &SchedulerCounts::spills,        &SchedulerCounts::resumes,
+      &SchedulerCounts::snapshots,     &SchedulerCounts::snapshot_hits,
   };
+  static_assert(sizeof(SchedulerCounts) == kRowCounts.size() * sizeof(int64_t), "one is left out");
 
   // Written by the engine thread, read by stats().
   struct Counts {

@@ -53,6 +53,7 @@ Json totals_json(const KitchenTotals& totals) {
           {"prefill_rows", totals.prefill_rows},
           {"replay_rows", totals.replay_rows},
           {"decode_rows", totals.decode_rows},
+          {"wasted_rows", totals.wasted_rows},
           {"prompt_tokens", totals.prompt_tokens},
           {"cached_tokens", totals.cached_tokens},
           {"replayed_tokens", totals.replayed_tokens},

@@ -71,6 +71,7 @@ struct KitchenTotals {
   int64_t prefill_rows = 0;
   int64_t replay_rows = 0;
   int64_t decode_rows = 0;
+  int64_t wasted_rows = 0;  // of sequences that had ended when the step was over
   int64_t prompt_tokens = 0;
   int64_t cached_tokens = 0;
   int64_t replayed_tokens = 0;

@@ -19,6 +19,7 @@ KitchenState busy() {
                      .running_max = 32,
                      .page_tokens = 16};
   state.totals.prompt_tokens = 120;
+  state.totals.wasted_rows = 3;
   state.totals.misses = {{"evicted", 2}};
   state.tiers = {{.name = "device",
                   .page_count = 8,
@@ -37,6 +38,7 @@ TEST(KitchenState, SaysWhatItHolds) {
   const Json json = Json::parse(kitchen_state_json(busy()));
   EXPECT_EQ(json["model"], "nano");
   EXPECT_EQ(json["totals"]["prompt_tokens"], 120);
+  EXPECT_EQ(json["totals"]["wasted_rows"], 3);
   EXPECT_EQ(json["totals"]["misses"]["evicted"], 2);
   EXPECT_EQ(json["tiers"][0]["cached"][0], (Json{{"under_s", 10}, {"pages", 2}}));
   EXPECT_TRUE(json["tiers"][0]["cached"][1]["under_s"].is_null());

@@ -76,6 +76,7 @@ void Service::get_kitchen(std::unique_ptr<Call> call) {
     state.totals.prefill_rows = stats.rows.prefill_rows;
     state.totals.replay_rows = stats.rows.replay_rows;
     state.totals.decode_rows = stats.rows.decode_rows;
+    state.totals.wasted_rows = stats.rows.wasted_rows;
     state.totals.output_tokens = stats.output_tokens;
     const engine::EngineGlance glance = model_->engine->glance();
     state.tiers.push_back(device_tier(glance, stats.page_count));

@@ -127,7 +127,8 @@ void add_engine(const engine::EngineStats& stats, Families& families) {
                     {{{{"kind", "prefill"}}, static_cast<double>(stats.rows.prefill_rows)},
                      {{{"kind", "replay"}}, static_cast<double>(stats.rows.replay_rows)},
                      {{{"kind", "recomputed"}}, static_cast<double>(stats.rows.recomputed_rows)},
-                     {{{"kind", "decode"}}, static_cast<double>(stats.rows.decode_rows)}});
+                     {{{"kind", "decode"}}, static_cast<double>(stats.rows.decode_rows)},
+                     {{{"kind", "wasted"}}, static_cast<double>(stats.rows.wasted_rows)}});
   families.counter("galley:cache_evictions_total", "Pages of the prefix cache given up.",
                    static_cast<double>(stats.evictions));
   families.counter("galley:cache_expiries_total", "Pages of the prefix cache unused for too long.",

@@ -130,7 +130,7 @@ export class Kitchen {
       `${count(totals.replay_rows)} rows replayed`, history.series(rate('prefill_rows')));
     const step_us = history.ratio('step_us', 'steps', SPEED_MS);
     this.figure('Step', duration((Number.isFinite(step_us) ? step_us : state.last_step_us) / 1000),
-      `${count(totals.steps)} steps`,
+      `${count(totals.steps)} steps, ${count(totals.wasted_rows)} rows wasted`,
       history.series((a, b) => (b.step_us - a.step_us) / (b.steps - a.steps)));
     const minute = history.grown('prompt_tokens').by;
     this.figure('Cache hits', percent(totals.cached_tokens, totals.prompt_tokens),
