@@ -237,7 +237,7 @@ def write_folder(description, folder, context_length):
               "pad_token": PAD, "model_max_length": context_length,
               "tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
     generation = {"_from_model_config": True, "bos_token_id": 0, "eos_token_id": 1,
-                  "do_sample": True, "temperature": 1.0, "top_p": 0.95}
+                  "do_sample": True, "temperature": 0.7, "top_p": 0.95}
     for name, value in (("tokenizer_config", config), ("generation_config", generation)):
         with open(folder / f"{name}.json", "w", encoding="utf-8") as file:
             json.dump(value, file, ensure_ascii=False, indent=1)

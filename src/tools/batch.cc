@@ -309,8 +309,6 @@ int run_batch(int argc, char** argv) {
   BatchOptions options;
   options.engine.sequences = 32;
   options.engine.async_scheduling = "on";
-  options.sampling.temperature = 0.7F;
-  options.sampling.top_p = 0.95F;
   Command command(
       "batch", "Answers a file of requests into another file; run again, it goes on.",
       "  galley batch requests.jsonl -o answers.jsonl\n"
@@ -339,7 +337,7 @@ int run_batch(int argc, char** argv) {
       .value_name("N");
   add_model_settings(command, options.model);
   add_engine_settings(command, options.engine);
-  add_sampling_settings(command, options.sampling);
+  add_sampling_settings(command, options.sampling, options.model.model);
   if (const std::optional<int> code = command.parse(argc, argv)) return *code;
   listen_for_interrupt();
   const Result<int> code = run(options);

@@ -8,6 +8,7 @@
 #include <nlohmann/json.hpp>
 #include <type_traits>
 
+#include "base/check.h"
 #include "tools/exit_code.h"
 #include "tools/settings_file.h"
 
@@ -68,6 +69,9 @@ struct Command::State {
     CLI::Option* option;
     std::function<std::string()> show;
     std::string source = "default";
+    bool fell_back = false;
+
+    bool given() const { return source != "default" && !fell_back; }
   };
 
   std::string verb;
@@ -77,6 +81,7 @@ struct Command::State {
   bool show_config = false;
   std::vector<Setting> settings;
   std::vector<CLI::Option*> required;
+  std::function<Result<Fallback>()> fallback;
 
   template <class T>
   CLI::Option* add(const std::string& flags, T& target, const std::string& help) {
@@ -148,6 +153,20 @@ struct Command::State {
       return Error{ErrorCode::kInvalid, config_path + " line " + std::to_string(value.line) +
                                             ": galley " + verb + " has no setting \"" + name +
                                             "\"; `galley " + verb + " --show-config` lists them"};
+    }
+    return {};
+  }
+
+  Result<void> fall_back() {
+    if (!fallback) return {};
+    const Fallback known = TRY(fallback());
+    for (const auto& [name, text] : known.values) {
+      const auto setting = std::find_if(settings.begin(), settings.end(),
+                                        [&](const Setting& each) { return each.name == name; });
+      CHECK(setting != settings.end());
+      if (setting->given()) continue;
+      TRY(assign(*setting, text, known.source));
+      setting->fell_back = true;
     }
     return {};
   }
@@ -273,6 +292,8 @@ std::optional<int> Command::parse(int argc, char** argv) {
   }
   const Result<void> layered = state_->layer();
   if (!layered) return usage(layered.error().message);
+  const Result<void> fell_back = state_->fall_back();
+  if (!fell_back) return fail(fell_back.error());
   if (state_->show_config) {
     state_->print_settings();
     return kExitOk;
@@ -290,7 +311,12 @@ Result<void> Command::reread(int argc, char** argv) {
   } catch (const CLI::Error& error) {
     return Error{ErrorCode::kInvalid, one_line(error.what())};
   }
-  return state_->layer();
+  TRY(state_->layer());
+  return state_->fall_back();
+}
+
+void Command::fall_back_on(std::function<Result<Fallback>()> read) {
+  state_->fallback = std::move(read);
 }
 
 std::vector<std::pair<std::string, std::string>> Command::values() const {
@@ -303,7 +329,7 @@ std::vector<std::pair<std::string, std::string>> Command::values() const {
 
 bool Command::given(const std::string& name) const {
   for (const State::Setting& setting : state_->settings) {
-    if (setting.name == name) return setting.source != "default";
+    if (setting.name == name) return setting.given();
   }
   return false;
 }

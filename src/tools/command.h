@@ -1,13 +1,15 @@
 // A verb's command line and its settings.
 //
 // A setting is looked for in the flags, then as GALLEY_NAME in the environment,
-// then in a TOML file, and else keeps its default; `--show-config` prints every
-// value and where it came from. An argument exists on the command line only.
+// then in a TOML file, then in what the verb may know besides (the model's own
+// wishes), and else keeps its default; `--show-config` prints every value and where
+// it came from. An argument exists on the command line only.
 // The command-line library stays behind this header: it throws, and it is slow
 // to compile.
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -59,6 +61,15 @@ class Command {
   Option argument(const std::string& flags, bool& target, const std::string& help);
   Option argument(const std::string& flags, std::vector<std::string>& target,
                   const std::string& help);
+
+  // Values for settings that nothing else gave, as texts by their long names, and where they stand.
+  struct Fallback {
+    std::string source;
+    std::vector<std::pair<std::string, std::string>> values;
+  };
+  // Asked once all settings that were given are in their targets. An error ends the verb with
+  // exit code 1: what is wrong is not the command line.
+  void fall_back_on(std::function<Result<Fallback>()> read);
 
   // Reads everything. An exit code when the verb is over: help was asked for, or the
   // input is wrong and one line on stderr said so.

@@ -17,6 +17,8 @@
 #include "tools/command.h"
 #include "tools/exit_code.h"
 #include "tools/model_settings.h"
+#include "tools/serve_options.h"
+#include "tools/serving_needs.h"
 #include "tools/verbs.h"
 
 namespace galley::tools {
@@ -38,11 +40,13 @@ struct Findings {
   Footprint size;
   Fit fit;
   size_t shards = 0;
+  ServingNeeds serving;
+  int64_t serving_available_bytes = 0;  // what the weights leave of the memory
   std::vector<Error> problems;
   std::vector<std::string> warnings;  // the files are whole, but something else is wanting
 };
 
-Findings examine(const std::string& directory) {
+Findings examine(const std::string& directory, const ServeOptions& serve) {
   Findings found;
   found.directory = directory;
   found.machine = this_machine();
@@ -71,6 +75,15 @@ Findings examine(const std::string& directory) {
     }
     found.size = model::footprint(found.config);
     found.fit = model::fit(found.config, found.size, found.machine.available_bytes);
+    const auto needs = serving_needs(found.config, serve.engine, serve.connections_max);
+    if (!needs) {
+      found.warnings.push_back("galley serve: " + needs.error().message);
+    } else {
+      found.serving = *needs;
+    }
+    // Weights that do not fit are dropped by the system before the engine's own memory is.
+    found.serving_available_bytes = found.machine.available_bytes - found.size.always_bytes -
+                                    (found.fit.weights ? found.size.expert_bytes : 0);
   }
   return found;
 }
@@ -181,6 +194,46 @@ void print_fit(const Findings& found) {
   }
 }
 
+// Where all its bounds are reached at once, where they are not, or what would help.
+std::string serving_verdict(const ServingNeeds& needs, int64_t available) {
+  const int64_t sure = needs.kernel_bytes() + needs.snapshot_bytes;
+  if (needs.kernel_bytes() + needs.host_bytes() <= available) return "fits beside the weights";
+  if (sure <= available) return "fits beside the weights until all bounds are reached at once";
+  const int32_t sequences =
+      sequences_that_fit(needs, available, needs.workspace_bytes + needs.snapshot_bytes);
+  if (sequences > 0) return fmt::format("does not fit; --sequences {} would", sequences);
+  return "does not fit; less --context or --snapshot-memory is needed";
+}
+
+void print_serving(const Findings& found) {
+  const ServingNeeds& needs = found.serving;
+  if (needs.sequences == 0) return;
+  const auto row = [](std::string_view what, int64_t bytes, const std::string& note) {
+    fmt::print("{:<26}{:>14}   {}\n", what, bytes_text(bytes), note);
+  };
+  fmt::print("\n{:<26}{:>14}   {}\n", "galley serve adds", "bytes", "");
+  row("KV pages", needs.page_bytes,
+      fmt::format("of {} sequences of {} tokens (--sequences, --context)", needs.sequences,
+                  needs.context));
+  row("sequence slots", needs.slot_bytes, "windows of those that run");
+  row("step workspace", needs.workspace_bytes, "for --rows");
+  row("snapshots", needs.snapshot_bytes, "--snapshot-memory");
+  row("connections", needs.connection_bytes, "at most, for --max-connections");
+  row("bodies of requests", needs.body_bytes, "at most");
+  row("files and batches", needs.file_bytes, "at most");
+  row("together", needs.kernel_bytes() + needs.host_bytes(),
+      serving_verdict(needs, found.serving_available_bytes));
+  const auto devices = kernels::cuda::list_devices();
+  if (!devices) return;
+  for (const kernels::cuda::DeviceProperties& device : *devices) {
+    if (!device.is_sm90()) continue;
+    const int64_t weights = card_weight_bytes(found.size);
+    const bool fits = weights + needs.kernel_bytes() <= device.memory_bytes;
+    row(fmt::format("on GPU {}", device.index), weights + needs.kernel_bytes(),
+        fmt::format("weights, pages, slots and workspace: {}", fits ? "fit" : "do not fit"));
+  }
+}
+
 void print_problems(const Findings& found) {
   if (found.problems.empty()) {
     fmt::print("\nfiles    whole: every tensor is there once with its shape and type\n");
@@ -265,12 +318,29 @@ nlohmann::ordered_json fit_json(const Findings& found) {
           {"context_paged", found.fit.context_paged}};
 }
 
+nlohmann::ordered_json serving_json(const Findings& found) {
+  const ServingNeeds& needs = found.serving;
+  return {{"sequences", needs.sequences},
+          {"context", needs.context},
+          {"page_bytes", needs.page_bytes},
+          {"slot_bytes", needs.slot_bytes},
+          {"workspace_bytes", needs.workspace_bytes},
+          {"snapshot_bytes", needs.snapshot_bytes},
+          {"connection_bytes_max", needs.connection_bytes},
+          {"body_bytes_max", needs.body_bytes},
+          {"file_bytes_max", needs.file_bytes},
+          {"bytes", needs.kernel_bytes() + needs.host_bytes()},
+          {"available_bytes", found.serving_available_bytes},
+          {"fits", needs.kernel_bytes() + needs.host_bytes() <= found.serving_available_bytes}};
+}
+
 void print_json(const Findings& found) {
   nlohmann::ordered_json json;
   json["directory"] = found.directory;
   if (found.has_config) json["model"] = model_json(found);
   json["machine"] = machine_json(found);
   if (found.has_config) json["fit"] = fit_json(found);
+  if (found.serving.sequences > 0) json["serve"] = serving_json(found);
   json["problems"] = nlohmann::ordered_json::array();
   for (const Error& problem : found.problems) json["problems"].push_back(problem.message);
   json["warnings"] = found.warnings;
@@ -287,21 +357,26 @@ int run_doctor(int argc, char** argv) {
                   "galley doctor --model /data/DeepSeek-V4.1-Flash --json\n"
                   "\n"
                   "Reads headers only. Exit 0: whole; 1: something is wrong, one line each.");
-  std::string directory;
+  // What `serve` would take, with its defaults.
+  ServeOptions serve = default_serve_options();
+  std::string& directory = serve.model.model;
   bool as_json = false;
   add_model_directory(command, directory);
+  add_serving_sizes(command, serve);
+  add_engine_settings(command, serve.engine);
   command.argument("--json", as_json, "print one JSON object");
   if (const auto code = command.parse(argc, argv)) return *code;
   const auto place = find_model(directory);
   if (!place) return command.fail(place.error());
 
-  const Findings found = examine(*place);
+  const Findings found = examine(*place, serve);
   if (as_json) {
     print_json(found);
   } else {
     if (found.has_config) print_model(found);
     print_machine(found);
     if (found.has_config) print_fit(found);
+    print_serving(found);
     print_problems(found);
   }
   return found.problems.empty() ? kExitOk : kExitFailed;

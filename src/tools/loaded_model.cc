@@ -75,21 +75,27 @@ Result<std::unique_ptr<LoadedModel>> LoadedModel::open(const ModelSettings& sett
   return loaded;
 }
 
-Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings& settings) {
-  if (settings.context > config().positions_max) {
+Result<engine::GeneratorOptions> engine_options(const model::Config& config,
+                                                const EngineSettings& settings) {
+  if (settings.context > config.positions_max) {
     return Error{ErrorCode::kInvalid, "--context " + std::to_string(settings.context) +
                                           " exceeds the model's " +
-                                          std::to_string(config().positions_max) + " positions"};
+                                          std::to_string(config.positions_max) + " positions"};
   }
   const int64_t context =
-      settings.context > 0 ? settings.context : std::min(kDefaultContext, config().positions_max);
+      settings.context > 0 ? settings.context : std::min(kDefaultContext, config.positions_max);
   engine::GeneratorOptions options =
-      engine::generator_options(config(), settings.sequences, settings.rows, context);
+      engine::generator_options(config, settings.sequences, settings.rows, context);
   options.replay = TRY(parse_replay(settings.replay));
   options.prefix = TRY(parse_prefix_cache(settings.prefix_cache));
   options.async_scheduling = settings.async_scheduling == "on";
   options.prefix_ttl_s = settings.prefix_ttl_s;
-  TRY(engine::size_snapshots(config(), settings.snapshot_memory_mib << 20, options));
+  TRY(engine::size_snapshots(config, settings.snapshot_memory_mib << 20, options));
+  return options;
+}
+
+Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings& settings) {
+  engine::GeneratorOptions options = TRY(engine_options(config(), settings));
   executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
   return options;
 }

@@ -37,6 +37,10 @@ constexpr int64_t kDefaultContext = 16384;
 
 void add_engine_settings(Command& command, EngineSettings& settings);
 
+// What an engine over a model of this config is sized for; kInvalid with what does not go together.
+Result<engine::GeneratorOptions> engine_options(const model::Config& config,
+                                                const EngineSettings& settings);
+
 class LoadedModel {
  public:
   // Tells the watch, if there is one, which phase it enters.

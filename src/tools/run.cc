@@ -213,7 +213,7 @@ void declare(Command& command, RunOptions& options) {
       .value_name("N");
   add_model_settings(command, options.model);
   add_engine_settings(command, options.engine);
-  add_sampling_settings(command, options.sampling);
+  add_sampling_settings(command, options.sampling, options.model.model);
 }
 
 // On a terminal a text reads whole: the prompt in grey, then what goes on from it.
@@ -255,8 +255,6 @@ Result<int> run(const RunOptions& options) {
 
 int run_run(int argc, char** argv) {
   RunOptions options;
-  options.sampling.temperature = 0.7F;
-  options.sampling.top_p = 0.95F;
   Command command("run", "Generates from a prompt and streams the answer.",
                   "  galley run \"Once upon a time\"\n"
                   "  galley run --chat \"What is the capital of France?\"\n"

@@ -2,9 +2,37 @@
 
 #include <charconv>
 
-namespace galley::tools {
+#include "base/file.h"
+#include "tools/generation_config.h"
+#include "tools/model_settings.h"
 
-void add_sampling_settings(Command& command, engine::SamplingOptions& sampling) {
+namespace galley::tools {
+namespace {
+
+constexpr size_t kConfigBytesMax = size_t{1} << 20;
+
+// What the model's directory says; nothing when it says nothing. A model that is not there is
+// for those to tell who open it.
+Result<Command::Fallback> wishes_of(const std::string& model) {
+  const Result<std::string> directory = find_model(model);
+  if (!directory) return Command::Fallback();
+  Command::Fallback wishes = {*directory + "/generation_config.json", {}};
+  if (!exists(wishes.source)) return wishes;
+  const std::string text = TRY(read_file(wishes.source, kConfigBytesMax));
+  Result<GenerationDefaults> values = parse_generation_config(text);
+  if (!values) return with_context(values.error(), wishes.source);
+  wishes.values = *std::move(values);
+  return wishes;
+}
+
+}  // namespace
+
+void add_sampling_settings(Command& command, engine::SamplingOptions& sampling,
+                           const std::string& model) {
+  // What the release was measured with (spec/chat.md 6).
+  sampling.temperature = 1.0F;
+  sampling.top_p = 0.95F;
+  command.fall_back_on([&model] { return wishes_of(model); });
   constexpr const char* kGroup = "Sampling settings";
   command.setting("-t,--temperature", sampling.temperature, "0 = always the best token")
       .range(0, 100)

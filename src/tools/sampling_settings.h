@@ -1,4 +1,5 @@
-// The sampling flags that run, batch and others share.
+// The sampling flags that run, batch and serve share, and their defaults: those of the
+// model's generation_config.json, else the ones that DeepSeek publishes with.
 #pragma once
 
 #include <cstdint>
@@ -11,7 +12,10 @@
 
 namespace galley::tools {
 
-void add_sampling_settings(Command& command, engine::SamplingOptions& sampling);
+// `model` is the setting that names the model, as ModelSettings has it; lives longer than the
+// command.
+void add_sampling_settings(Command& command, engine::SamplingOptions& sampling,
+                           const std::string& model);
 
 // "17=-5" adds -5 to the logit of token 17.
 Result<std::pair<int32_t, float>> parse_logit_bias(const std::string& text);

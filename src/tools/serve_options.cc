@@ -69,6 +69,17 @@ ServeOptions default_serve_options() {
   return options;
 }
 
+void add_serving_sizes(Command& command, ServeOptions& options) {
+  command
+      .setting("--sequences", options.engine.sequences,
+               "Sequences that run together; answers do not depend on it")
+      .range(1, 1024)
+      .value_name("N");
+  command.setting("--max-connections", options.connections_max, "Connections at once")
+      .range(1, 100000)
+      .value_name("N");
+}
+
 void declare_serve_options(Command& command, ServeOptions& options) {
   command.argument("--new-key", options.new_key, "Print a fresh API key and its entry, and exit")
       .value_name("NAME");
@@ -90,11 +101,7 @@ void declare_serve_options(Command& command, ServeOptions& options) {
                "Longest answer in tokens; 0 = what fits")
       .range(0, 1e9)
       .value_name("N");
-  command
-      .setting("--sequences", options.engine.sequences,
-               "Sequences that run together; answers do not depend on it")
-      .range(1, 1024)
-      .value_name("N");
+  add_serving_sizes(command, options);
   command.setting("--api-keys", options.api_keys, "File of API keys; without, this machine only")
       .value_name("FILE");
   command.setting("--insecure", options.insecure,
@@ -134,9 +141,6 @@ void declare_serve_options(Command& command, ServeOptions& options) {
   command.setting("--max-body", options.body_mib_max, "Longest request body in MiB")
       .range(1, 1024)
       .value_name("MIB");
-  command.setting("--max-connections", options.connections_max, "Connections at once")
-      .range(1, 100000)
-      .value_name("N");
   command.setting("--log-level", options.log_level, "What to log")
       .choices({"debug", "info", "warn", "error"})
       .value_name("LEVEL");
@@ -155,7 +159,7 @@ void declare_serve_options(Command& command, ServeOptions& options) {
       .value_name("WHEN");
   add_model_settings(command, options.model);
   add_engine_settings(command, options.engine);
-  add_sampling_settings(command, options.sampling);
+  add_sampling_settings(command, options.sampling, options.model.model);
 }
 
 Result<ReadSettings> read_serve_options_again(int argc, char** argv) {

@@ -46,6 +46,8 @@ struct ServeOptions {
 
 // As they are when nothing says otherwise.
 ServeOptions default_serve_options();
+// Those on which the memory it takes depends, besides the engine's.
+void add_serving_sizes(Command& command, ServeOptions& options);
 void declare_serve_options(Command& command, ServeOptions& options);
 
 // By long name, as they are in force.

@@ -3,6 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include <filesystem>
+
 #include "base/file.h"
 
 namespace galley::tools {
@@ -53,6 +55,24 @@ TEST_F(ServeOptionsTest, AWrongFileIsOneError) {
     ASSERT_FALSE(settings) << file;
     EXPECT_EQ(settings.error().message.find('\n'), std::string::npos);
   }
+}
+
+// The model's wishes are read again as well.
+TEST_F(ServeOptionsTest, TheModelsWishesAreLive) {
+  const std::string model = testing::TempDir() + "serve_options_model";
+  std::filesystem::create_directories(model);
+  const auto wish = [&](const char* text) {
+    EXPECT_TRUE(write_file_atomic(model + "/generation_config.json", text));
+    return read("[serve]\ntop-p = 0.5\nmodel = \"" + model + "\"\n");
+  };
+  ReadSettings before = *wish(R"({"temperature": 0.25, "top_p": 0.75})");
+  EXPECT_EQ(before.options.sampling.temperature, 0.25F);
+  EXPECT_EQ(before.options.sampling.top_p, 0.5F);
+  const SettingsChange change =
+      compare_settings(before.values, wish(R"({"temperature": 0.5, "top_p": 0.25})")->values);
+  EXPECT_EQ(change.taken, std::vector<std::string>{"temperature"});
+  EXPECT_FALSE(wish(R"({"temperature": "warm"})"));
+  std::filesystem::remove_all(model);
 }
 
 // Every setting that is taken over is one that exists.

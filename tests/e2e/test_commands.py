@@ -64,6 +64,42 @@ class Settings(GalleyTest):
         self.assert_fails(self.galley("run", "x", "-m", MODEL, "--backend", "magic"), 64, "magic")
 
 
+    def test_the_model_says_how_it_is_sampled(self):
+        model = self.folder / "model"
+        model.mkdir()
+        wishes = model / "generation_config.json"
+        wishes.write_text('{"temperature": 0.25, "top_p": 0.5}')
+        for verb in ("run", "batch", "serve"):
+            shown = self.galley(verb, "--show-config", "-m", "model", "--top-p", "0.75").stdout.decode()
+            lines = {line.split("=")[0].strip(): line for line in shown.splitlines()[1:]}
+            self.assertRegex(lines["temperature"], r"= 0\.25 .*# model/generation_config\.json")
+            self.assertRegex(lines["top-p"], r"= 0\.75 .*# flag --top-p")
+        wishes.write_text('{"temperature": "warm"}')
+        self.assert_fails(self.galley("run", "x", "-m", "model"), 1,
+                          "model/generation_config.json: temperature")
+
+
+class Doctor(GalleyTest):
+    def doctor(self, *arguments):
+        result = self.galley("doctor", "-m", MODEL, "--json", *arguments)
+        self.assertEqual(result.returncode, 0, result.stderr)
+        return json.loads(result.stdout)["serve"]
+
+    def test_counts_what_serve_adds(self):
+        plain = self.doctor()
+        self.assertEqual(plain["sequences"], 32)
+        self.assertTrue(plain["fits"])
+        self.assertEqual(self.doctor("--sequences", "64")["page_bytes"], 2 * plain["page_bytes"])
+        self.assertEqual(self.doctor("--snapshot-memory", "0")["snapshot_bytes"], 0)
+        large = self.doctor("--snapshot-memory", "100000000")
+        self.assertGreater(large["snapshot_bytes"], 10**12)
+        self.assertFalse(large["fits"])
+        text = self.galley("doctor", "-m", MODEL).stdout.decode()
+        self.assertRegex(text, r"together .* fits beside the weights")
+        text = self.galley("doctor", "-m", MODEL, "--snapshot-memory", "100000000").stdout.decode()
+        self.assertRegex(text, r"does not fit; less --context or --snapshot-memory")
+
+
 class Run(GalleyTest):
     def run_json(self, *arguments, **more):
         result = self.galley("run", "-m", MODEL, "--json", *arguments, **more)
@@ -81,13 +117,13 @@ class Run(GalleyTest):
         self.assertEqual(self.galley("run", "-m", MODEL, "x", "-n", "2", "-q").stderr, b"")
 
     def test_the_same_everywhere(self):
-        base = self.run_json("Once upon a time", "-n", "30", "--seed", "3", "--ignore-end")
-        self.assertEqual(len(base["ids"]), 30)
+        def ids(*more):
+            return self.run_json("Once upon a time", "-n", "30", "-t", "0.7", *more)["ids"]
+        base = ids("--seed", "3", "--ignore-end")
+        self.assertEqual(len(base), 30)
         for more in (["--threads", "1"], ["--rows", "3"], ["--context", "100"]):
-            self.assertEqual(self.run_json("Once upon a time", "-n", "30", "--seed", "3", "--ignore-end", *more)["ids"],
-                             base["ids"], more)
-        other = self.run_json("Once upon a time", "-n", "30", "--seed", "4")
-        self.assertNotEqual(other["ids"], base["ids"])
+            self.assertEqual(ids("--seed", "3", "--ignore-end", *more), base, more)
+        self.assertNotEqual(ids("--seed", "4"), base)
         greedy = [self.run_json("Once", "-t", "0", "-n", "20", "--seed", seed)["ids"]
                   for seed in "12"]
         self.assertEqual(*greedy)
