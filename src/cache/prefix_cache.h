@@ -70,6 +70,8 @@ class PrefixCache {
                std::span<const int32_t> tokens, bool exact);
   // Of an indexed page: two exact pages of one key hold the same bits.
   bool is_exact(PageId page) const { return entry(page).exact; }
+  // Of an indexed page: some page that continues it is known.
+  bool continues(PageId page) const { return entry(page).first_child != kNone; }
   // Why `key`, which continues `parent` with `tokens`, is not there.
   Explanation explain(const PrefixKey& key, std::optional<PageId> parent, uint64_t root,
                       std::span<const int32_t> tokens) const;

@@ -153,7 +153,8 @@ class Engine {
       &SchedulerCounts::wasted_rows,   &SchedulerCounts::prompt_tokens,
       &SchedulerCounts::cached_tokens, &SchedulerCounts::preemptions,
       &SchedulerCounts::spills,        &SchedulerCounts::resumes,
-      &SchedulerCounts::snapshots,     &SchedulerCounts::snapshot_hits,
+      &SchedulerCounts::snapshots,     &SchedulerCounts::branches,
+      &SchedulerCounts::snapshot_hits,
   };
   static_assert(sizeof(SchedulerCounts) == kRowCounts.size() * sizeof(int64_t), "one is left out");
 

@@ -83,8 +83,10 @@ PrefixMatch PrefixReuse::look_up(Sequence& sequence) {
     match.pages = std::span(matched_).first(static_cast<size_t>(pages_found));
     match.state = snapshots_.state(*snapshot);
     match.snapshot = snapshot;
+    if (boundary < hit) match.branch = branch_at(sequence, hit);
     return match;
   }
+  match.branch = branch_at(sequence, hit);
   if (start <= 0) return match;  // all of it would be computed again
   match.tokens = hit;
   match.replay_start = start;
@@ -92,6 +94,15 @@ PrefixMatch PrefixReuse::look_up(Sequence& sequence) {
   match.state = {.exact = !bounded, .window_floor = start};
   if (!bounded) match.state.valid_from = model::exact_replay_reach(exact_replay(), start);
   return match;
+}
+
+int64_t PrefixReuse::branch_at(const Sequence& sequence, int64_t hit) const {
+  // The last boundary of a prompt is kept when it ends.
+  if (options_.reuse_blocks == 0 || hit == 0) return 0;
+  if (hit >= reusable_pages(sequence) * options_.page_tokens) return 0;
+  // Where no other continuation is known, it may be one conversation that grows: nobody makes room.
+  const int32_t free_blocks = snapshots_.block_count() - snapshots_.used_blocks();
+  return cache_.continues(matched_.back()) || free_blocks >= options_.reuse_blocks ? hit : 0;
 }
 
 bool PrefixReuse::serves(const cache::SnapshotState& state, int64_t boundary,

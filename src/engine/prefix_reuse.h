@@ -26,6 +26,8 @@ struct PrefixMatch {
   std::optional<cache::SnapshotId> snapshot;     // to load before the first row, which is at tokens
   std::span<const cache::PageId> pages = {};     // until the next look_up
   bool coming = false;                           // another sequence computes more of it right now
+  // Where what is known parts from this prompt, if a snapshot there would have spared rows; or 0.
+  int64_t branch = 0;
 };
 
 class PrefixReuse {
@@ -39,6 +41,10 @@ class PrefixReuse {
   void enter(Sequence& sequence);
   // The longest prefix that it can start from now. Changes nothing but its keys.
   PrefixMatch look_up(Sequence& sequence);
+  // The page that ends at `boundary` of its tokens, one that it was looked up with, if it is known.
+  std::optional<cache::PageId> page_before(const Sequence& sequence, int64_t boundary) const {
+    return cache_.find(sequence.keys[static_cast<size_t>(boundary / options_.page_tokens - 1)]);
+  }
   // Pages that hold what the sequence computed before, bit for bit: its first ones.
   std::span<const cache::PageId> find_again(Sequence& sequence);
   // Why the match is no longer, for usage: reason and position of the first differing token.
@@ -67,6 +73,8 @@ class PrefixReuse {
             .layers = options_.layers,
             .decoder_source = options_.decoder_source};
   }
+  // `hit`, the end of what matched, if the state there is to be kept for others that part there.
+  int64_t branch_at(const Sequence& sequence, int64_t hit) const;
   // Whether a sequence may start from a snapshot of `boundary`.
   bool serves(const cache::SnapshotState& state, int64_t boundary, int64_t prompt_end) const;
   std::span<const int32_t> page_tokens(const Sequence& sequence, int64_t page) const;

@@ -261,5 +261,56 @@ TEST_F(Reuse, ASnapshotBehindABoundedHitGoesOnFromTheSameStart) {
   EXPECT_NE(warm.logprobs, cold(next).logprobs) << "it is approximate";
 }
 
+// New conversations on a shared beginning: the first that finds it replays, and leaves the state
+// where they part; the next ones replay nothing and have the bits that their own replay would have
+// given: after an exact one those of a cold run.
+TEST_F(Reuse, OneReplayOfASharedBeginningIsEnough) {
+  for (const PrefixReplay prefix : {PrefixReplay::kBounded, PrefixReplay::kExact}) {
+    for (const bool async : {false, true}) {
+      for (const int32_t rows_max : {40, 7}) {
+        GeneratorOptions plain = options(prefix);
+        plain.async_scheduling = async;
+        plain.rows_max = rows_max;
+        std::vector<GenerateRequest> requests;
+        for (uint64_t id = 1; id <= 4; ++id) {
+          requests.push_back(long_request(id, 240 + static_cast<int32_t>(id), 6));
+          requests.back().prompt[200] = static_cast<int32_t>(id);  // they share 12 pages of 16
+        }
+        const auto replayed = answers(plain, requests, false);
+        const auto kept = answers(with_snapshots(plain), requests, false);
+        EXPECT_EQ(counts_.snapshot_hits, 2);
+        EXPECT_GT(kept.at(2).usage.replayed_tokens, 0);
+        for (uint64_t id = 2; id <= 4; ++id) {
+          EXPECT_EQ(kept.at(id).usage.cached_tokens, 192);
+          EXPECT_EQ(kept.at(id).logprobs, replayed.at(id).logprobs) << id;
+          if (id == 2) continue;
+          EXPECT_EQ(kept.at(id).usage.replayed_tokens, 0);
+          const bool is_cold = kept.at(id).logprobs == cold(requests[id - 1]).logprobs;
+          EXPECT_EQ(is_cold, prefix == PrefixReplay::kExact);
+        }
+      }
+    }
+  }
+}
+
+// Too short to be worth a replay, it is computed once more, and not a third time: from the state
+// of a cold run.
+TEST_F(Reuse, ABeginningTooShortToReplayIsFoundByItsSnapshot) {
+  for (const PrefixReplay prefix : {PrefixReplay::kBounded, PrefixReplay::kExact}) {
+    std::vector<GenerateRequest> requests;
+    for (uint64_t id = 1; id <= 3; ++id) {
+      requests.push_back(long_request(id, 90, 6));
+      requests.back().prompt[20] = static_cast<int32_t>(id);
+    }
+    const auto got = answers(with_snapshots(options(prefix)), requests, false);
+    EXPECT_EQ(got.at(2).usage.cached_tokens, 0);
+    EXPECT_EQ(got.at(3).usage.cached_tokens, 16);
+    EXPECT_EQ(got.at(3).usage.replayed_tokens, 0);
+    for (uint64_t id = 2; id <= 3; ++id) {
+      EXPECT_EQ(got.at(id).logprobs, cold(requests[id - 1]).logprobs);
+    }
+  }
+}
+
 }  // namespace
 }  // namespace galley::engine

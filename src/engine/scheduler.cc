@@ -492,6 +492,7 @@ void Scheduler::begin_at(Sequence& sequence, const PrefixMatch& match) {
   sequence.replay_start = match.replay_start;
   sequence.state = match.state;
   sequence.from_snapshot = match.snapshot.has_value();
+  sequence.branch = match.branch;
   sequence.computed = match.replay_start;
   sequence.planned = match.replay_start;
   if (!was_noted) note_hit(sequence, 1);
@@ -517,7 +518,7 @@ void Scheduler::plan_rows(TimePoint now, Flight& flight) {
     const int64_t held = held_rows(*sequence);
     if (held > held_room) continue;
     const int64_t first = sequence->planned;
-    const int64_t end = std::min(sequence->size(), first + room);
+    const int64_t end = pass_branch(*sequence, std::min(sequence->size(), first + room));
     // Held rows come all together: whoever is first has them, and a row at least.
     const double held_cost = cost_.of_held(held);
     const double left = first_prompt ? std::max(budget - held_cost, 1.0) : budget - held_cost;

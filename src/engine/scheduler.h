@@ -49,6 +49,7 @@ struct SchedulerCounts {
   int64_t spills = 0;         // of these, to snapshot memory
   int64_t resumes = 0;        // from there
   int64_t snapshots = 0;      // taken of page boundaries
+  int64_t branches = 0;       // of these, where prompts part
   int64_t snapshot_hits = 0;  // sequences that started from one
 };
 
@@ -153,6 +154,10 @@ class Scheduler {
   void load_snapshot(Sequence& sequence, cache::SnapshotId snapshot);
   // The state at its last page boundary is kept for whoever goes on from there.
   void keep_snapshot(const Sequence& sequence);
+  // The same where others part from its prompt, once its rows are there and not yet out of reach:
+  // how far they may go in this step, of `end`.
+  int64_t pass_branch(Sequence& sequence, int64_t end);
+  void keep_boundary(const Sequence& sequence, cache::PageId page, int64_t position);
   void forget_snapshots(Sequence& sequence);
   // Rows before its first one that it computes from held inputs, in the step that has this one.
   int64_t held_rows(const Sequence& sequence) const;

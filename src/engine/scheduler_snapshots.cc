@@ -83,7 +83,29 @@ void Scheduler::keep_snapshot(const Sequence& sequence) {
   const int64_t pages = sequence.computed / options_.page_tokens;
   // Only what can be found.
   if (!takes_reuse() || pages == 0 || static_cast<int64_t>(sequence.published) < pages) return;
-  const cache::PageId page{sequence.page_table[static_cast<size_t>(pages - 1)]};
+  keep_boundary(sequence, {sequence.page_table[static_cast<size_t>(pages - 1)]},
+                pages * options_.page_tokens);
+}
+
+int64_t Scheduler::pass_branch(Sequence& sequence, int64_t end) {
+  const int64_t branch = sequence.branch;
+  if (branch == 0) return end;
+  const int64_t last = branch + options_.page_tokens - 1;
+  if (sequence.planned < branch) return std::min(end, last);
+  CHECK(sequence.planned <= last);
+  sequence.branch = 0;
+  // A reader has the index's pages with this state, so both must be of one history: the hit that
+  // this one started from, or what any cold run gives. It may have left the index meanwhile.
+  const auto page = reuse_.page_before(sequence, branch);
+  const bool same =
+      page && (sequence.state.exact ? cache_.is_exact(*page) : branch == sequence.hit);
+  const int64_t before = counts_.snapshots;
+  if (same) keep_boundary(sequence, *page, branch);
+  counts_.branches += counts_.snapshots - before;
+  return end;
+}
+
+void Scheduler::keep_boundary(const Sequence& sequence, cache::PageId page, int64_t position) {
   if (const auto present = snapshots_.of_page(page)) {
     const cache::SnapshotState& state = snapshots_.state(*present);
     const bool as_good =
@@ -100,7 +122,7 @@ void Scheduler::keep_snapshot(const Sequence& sequence) {
   SnapshotCopy& copy = saves_.emplace_back();
   copy.slot = sequence.slot;
   copy.part = model::SlotPart::kReuse;
-  copy.position = pages * options_.page_tokens;
+  copy.position = position;
   copy.blocks.assign(all.begin(), all.end());
   snapshots_.tie(*id, page, sequence.state);
   snapshots_.release(*id);

@@ -42,6 +42,7 @@ struct Sequence {
   int64_t replay_start = 0;    // the first row that it computes: hit, when it has a snapshot
   cache::SnapshotState state;  // of its rings, for the snapshots that are taken of them
   bool from_snapshot = false;
+  int64_t branch = 0;  // of its prompt: a boundary that its rows have yet to pass, to be kept
   std::optional<cache::SnapshotId> origin;   // held, where only it gives the same tokens again
   std::optional<cache::SnapshotId> spilled;  // its slot and pages, while it waits
   int64_t spilled_from = 0;                  // the first of these pages

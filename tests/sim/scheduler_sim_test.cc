@@ -301,13 +301,16 @@ TEST_P(SchedulerSimulation, NobodyIsLostAndEveryTokenIsItsOwn) {
     snapshots.spills += counts.spills;
     snapshots.resumes += counts.resumes;
     snapshots.snapshots += counts.snapshots;
+    snapshots.branches += counts.branches;
     snapshots.snapshot_hits += counts.snapshot_hits;
     expiries += simulation.scheduler().cache().expiries();
   }
-  std::printf("%lld spills, %lld resumes, %lld snapshots, %lld hits of these, %lld expiries\n",
-              static_cast<long long>(snapshots.spills), static_cast<long long>(snapshots.resumes),
-              static_cast<long long>(snapshots.snapshots),
-              static_cast<long long>(snapshots.snapshot_hits), static_cast<long long>(expiries));
+  std::printf(
+      "%lld spills, %lld resumes, %lld snapshots, %lld where prompts part, %lld hits of these, "
+      "%lld expiries\n",
+      static_cast<long long>(snapshots.spills), static_cast<long long>(snapshots.resumes),
+      static_cast<long long>(snapshots.snapshots), static_cast<long long>(snapshots.branches),
+      static_cast<long long>(snapshots.snapshot_hits), static_cast<long long>(expiries));
   std::printf(
       "%lld sequences, %lld tokens, %lld hits, %lld preemptions, %lld finished after "
       "one, %lld evictions, %lld rows wasted, longest wait %lld steps\n",
@@ -320,6 +323,7 @@ TEST_P(SchedulerSimulation, NobodyIsLostAndEveryTokenIsItsOwn) {
   EXPECT_GT(wasted, 0);
   EXPECT_GT(snapshots.resumes, 0);
   EXPECT_EQ(snapshots.snapshot_hits > 0, GetParam() != PrefixReplay::kOff);
+  EXPECT_EQ(snapshots.branches > 0, GetParam() != PrefixReplay::kOff);
   EXPECT_EQ(expiries > 0, GetParam() != PrefixReplay::kOff);
   EXPECT_EQ(sum.hits > 0, GetParam() != PrefixReplay::kOff);
   EXPECT_EQ(evictions > 0, GetParam() != PrefixReplay::kOff);

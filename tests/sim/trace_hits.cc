@@ -32,7 +32,7 @@ struct Arrival {
   int32_t output_tokens = 1;
 };
 
-GeneratorOptions make_options(int32_t page_count, PrefixReplay prefix) {
+GeneratorOptions make_options(int32_t page_count, PrefixReplay prefix, int32_t snapshots) {
   GeneratorOptions options;
   options.sequences_max = 32;
   options.waiting_max = 1 << 15;
@@ -44,6 +44,9 @@ GeneratorOptions make_options(int32_t page_count, PrefixReplay prefix) {
   options.layers = 12;
   options.decoder_source = 6;
   options.prefix = prefix;
+  options.snapshot_blocks = snapshots;
+  options.reuse_blocks = snapshots > 0 ? 1 : 0;
+  options.slot_blocks = 2;
   return options;
 }
 
@@ -89,8 +92,8 @@ double bound(const std::vector<Arrival>& arrivals, int32_t page_tokens) {
 }
 
 void replay(const std::vector<Arrival>& arrivals, int32_t page_count, PrefixReplay prefix,
-            double most) {
-  Scheduler scheduler(make_options(page_count, prefix));
+            int32_t snapshots, double most) {
+  Scheduler scheduler(make_options(page_count, prefix, snapshots));
   std::vector<SampledSequence> sampled;
   int64_t reasons[kReasonCount] = {};
   size_t next = 0;
@@ -122,9 +125,11 @@ void replay(const std::vector<Arrival>& arrivals, int32_t page_count, PrefixRepl
   const double found =
       static_cast<double>(counts.cached_tokens) / static_cast<double>(counts.prompt_tokens);
   std::printf(
-      "| %7d | %-7s | %5.1f %% | %5.1f %% | %6.1f %% | %9lld |", page_count,
-      prefix == PrefixReplay::kExact ? "exact" : "bounded", 100 * found, 100 * found / most,
+      "| %7d | %-7s | %9d | %5.1f %% | %5.1f %% | %6.1f %% | %5lld | %9lld |", page_count,
+      prefix == PrefixReplay::kExact ? "exact" : "bounded", snapshots, 100 * found,
+      100 * found / most,
       100.0 * static_cast<double>(counts.replay_rows) / static_cast<double>(counts.prompt_tokens),
+      static_cast<long long>(counts.snapshot_hits),
       static_cast<long long>(scheduler.cache().evictions()));
   for (int32_t reason = 0; reason < kReasonCount; ++reason) {
     if (reasons[reason] == 0) continue;
@@ -149,10 +154,15 @@ int main(int argc, char** argv) {
   std::printf("%zu requests, unlimited cache: %.1f %% of prompt tokens\n", arrivals.size(),
               100 * most);
   std::printf(
-      "| pages | replay | found | of the bound | replayed | evictions | requests by miss |\n");
+      "| pages | replay | snapshots | found | of the bound | replayed | from snapshots | evictions "
+      "| requests by miss |\n");
   for (const int32_t pages : {1024, 4096, 16384, 65536, 262144}) {
-    replay(arrivals, pages, PrefixReplay::kBounded, most);
+    replay(arrivals, pages, PrefixReplay::kBounded, 0, most);
   }
-  replay(arrivals, 65536, PrefixReplay::kExact, most);
+  for (const PrefixReplay prefix : {PrefixReplay::kBounded, PrefixReplay::kExact}) {
+    for (const int32_t snapshots : {0, 64, 1024, 16384}) {
+      replay(arrivals, 65536, prefix, snapshots, most);
+    }
+  }
   return 0;
 }
