@@ -5,6 +5,7 @@
 #include <string>
 
 #include "model/step_plan.h"
+#include "model/weight_upload.h"
 
 namespace galley::engine {
 
@@ -56,6 +57,9 @@ struct GeneratorOptions {
   int64_t prefix_ttl_s = 0;  // a prefix that nobody used for so long is forgotten; 0: never
   // What else tells cached prefixes apart besides tokens and namespace: model build, layout.
   std::string prefix_salt;
+
+  // Told while weights are copied to a device; may stop it.
+  model::UploadProgress on_upload = {};
 };
 
 }  // namespace galley::engine

@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "model/device_room.h"
 
 namespace galley::engine {
 namespace {
@@ -19,17 +20,24 @@ Result<std::unique_ptr<LocalExecutor>> LocalExecutor::create(const model::Model&
                                                              kernels::Ops& ops,
                                                              const GeneratorOptions& options) {
   const model::KvOptions kv = kv_options(model.config(), options);
-  std::unique_ptr<model::KvCache> cache = TRY(model::KvCache::create(
-      model.config(), kv, options.page_count, options.sequences_max, ops.memory()));
-  std::unique_ptr<SnapshotMemory> snapshots =
-      TRY(SnapshotMemory::create(options.snapshot_blocks, options.block_bytes));
   model::StepOptions step_options;
   step_options.rows_max = options.rows_max;
   step_options.sequences_max = options.sequences_max;
   step_options.logit_rows_max = options.sequences_max;
   step_options.positions_max = options.positions_max;
   step_options.replay = options.replay;
+  step_options.on_upload = options.on_upload;
   if (kv.hold_inputs) step_options.held_rows_max = static_cast<int32_t>(options.window);
+  if (!ops.memory().is_host()) {
+    const model::DeviceNeeds needs = TRY(model::device_needs(
+        model, kv, {.page_count = options.page_count, .slot_count = options.sequences_max},
+        step_options, ops.memory()));
+    TRY(model::check_device_room(needs, ops.memory().free_bytes()));
+  }
+  std::unique_ptr<model::KvCache> cache = TRY(model::KvCache::create(
+      model.config(), kv, options.page_count, options.sequences_max, ops.memory()));
+  std::unique_ptr<SnapshotMemory> snapshots =
+      TRY(SnapshotMemory::create(options.snapshot_blocks, options.block_bytes));
   std::unique_ptr<model::Step> step = TRY(model::Step::create(model, *cache, ops, step_options));
   return std::unique_ptr<LocalExecutor>(
       new LocalExecutor(options, std::move(cache), std::move(snapshots), std::move(step)));

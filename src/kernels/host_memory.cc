@@ -14,6 +14,7 @@ namespace {
 class HostMemory final : public Memory {
  public:
   bool is_host() const override { return true; }
+  int64_t free_bytes() const override { return INT64_MAX; }
 
   // Address space only: the system gives memory page by page on first touch.
   Result<void*> allocate(int64_t bytes, const char* what) override {

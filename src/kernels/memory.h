@@ -22,6 +22,10 @@ class Memory {
 
   virtual bool is_host() const = 0;
 
+  // What allocate() can still give, as far as the device says; on the host INT64_MAX, since the
+  // system decides page by page.
+  virtual int64_t free_bytes() const = 0;
+
   // A multiple of 256 bytes apart from all others, not cleared; on the host the system gives it
   // page by page on first touch. `what` names it in the message of kExhausted.
   virtual Result<void*> allocate(int64_t bytes, const char* what) = 0;

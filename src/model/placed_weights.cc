@@ -1,5 +1,6 @@
 #include "model/placed_weights.h"
 
+#include <map>
 #include <utility>
 #include <vector>
 
@@ -100,27 +101,64 @@ class TensorWalk {
 
 int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * kAlignment; }
 
+// Where every tensor goes in one block: a place for each different one, so that layers that share
+// a tensor share its copy.
+class Places {
+ public:
+  void add(const void* data, int64_t bytes) {
+    if (bytes > 0 && begin_.try_emplace({data, bytes}, total_).second) {
+      order_.push_back({data, bytes});
+      total_ += aligned(bytes);
+    }
+  }
+  int64_t total() const { return total_; }
+  int64_t begin(const void* data, int64_t bytes) const { return begin_.at({data, bytes}); }
+  std::vector<UploadPiece> pieces(std::byte* block) const {
+    std::vector<UploadPiece> pieces;
+    pieces.reserve(order_.size());
+    for (const Tensor& tensor : order_) {
+      pieces.push_back({tensor.first, block + begin_.at(tensor), tensor.second});
+    }
+    return pieces;
+  }
+
+ private:
+  using Tensor = std::pair<const void*, int64_t>;  // data, bytes
+
+  std::map<Tensor, int64_t> begin_;
+  std::vector<Tensor> order_;
+  int64_t total_ = 0;
+};
+
+Places places_of(const Config& config, ModelWeights& weights) {
+  Places places;
+  TensorWalk(config, weights).run([&places](const void*& data, int64_t bytes) {
+    places.add(data, bytes);
+  });
+  return places;
+}
+
 }  // namespace
 
+int64_t placed_bytes(const Model& model, const kernels::Memory& memory) {
+  if (memory.is_host()) return 0;
+  ModelWeights views = model.weights().views();
+  return places_of(model.config(), views).total();
+}
+
 Result<PlacedWeights> PlacedWeights::create(const Model& model, kernels::Memory& memory,
-                                            const PlacedProgress& progress) {
+                                            const UploadProgress& progress) {
   PlacedWeights placed;
   placed.weights_ = &model.weights();
   if (memory.is_host()) return placed;
 
   placed.copy_ = std::make_unique<ModelWeights>(model.weights().views());
   placed.weights_ = placed.copy_.get();
-  TensorWalk walk(model.config(), *placed.copy_);
-  int64_t total = 0;
-  walk.run([&total](const void*& /*data*/, int64_t bytes) { total += aligned(bytes); });
-  placed.block_ = TRY(kernels::MemoryBlock::create(memory, total, "the weights"));
-  int64_t done = 0;
-  walk.run([&](const void*& data, int64_t bytes) {
-    std::byte* to = placed.block_.data() + done;
-    memory.write(to, data, bytes);
-    data = to;
-    done += aligned(bytes);
-    if (progress) progress(done, total);
+  const Places places = places_of(model.config(), *placed.copy_);
+  placed.block_ = TRY(kernels::MemoryBlock::create(memory, places.total(), "the weights"));
+  TRY(upload(memory, places.pieces(placed.block_.data()), {}, progress));
+  TensorWalk(model.config(), *placed.copy_).run([&](const void*& data, int64_t bytes) {
+    if (bytes > 0) data = placed.block_.data() + places.begin(data, bytes);
   });
   return placed;
 }

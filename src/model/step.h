@@ -8,7 +8,6 @@
 #pragma once
 
 #include <cstdint>
-#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -20,6 +19,7 @@
 #include "model/model.h"
 #include "model/step_observer.h"
 #include "model/step_plan.h"
+#include "model/weight_upload.h"
 
 namespace galley::model {
 
@@ -31,8 +31,8 @@ struct StepOptions {
   int64_t positions_max = 0;  // 0: the config's
   DecoderReplay replay = DecoderReplay::kWindowAndGlobal;
   bool capture_targets = false;  // StepResult::main_hidden
-  // Told while weights are copied to a device: bytes so far and in all.
-  std::function<void(int64_t, int64_t)> on_upload = {};
+  // Told while weights are copied to a device; may stop it.
+  UploadProgress on_upload = {};
 };
 
 // Valid until the next run; logits are the host's.

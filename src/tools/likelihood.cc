@@ -7,6 +7,7 @@
 
 #include "engine/local_executor.h"
 #include "engine/logit_math.h"
+#include "tools/progress.h"
 
 namespace galley::tools {
 namespace {
@@ -45,6 +46,7 @@ Result<std::unique_ptr<Likelihood>> Likelihood::create(const model::Model& model
   options.logit_rows_max = rows;
   options.positions_max = window_tokens;
   options.replay = model::DecoderReplay::kOff;
+  options.on_upload = show_upload();
   likelihood->step_ = TRY(model::Step::create(model, *likelihood->cache_, ops, options));
   likelihood->page_table_.resize(sizes.page_count);
   std::iota(likelihood->page_table_.begin(), likelihood->page_table_.end(), 0);

@@ -4,6 +4,8 @@
 #include <fstream>
 #include <utility>
 
+#include "tools/progress.h"
+
 namespace galley::tools {
 
 void add_engine_settings(Command& command, EngineSettings& settings) {
@@ -96,6 +98,7 @@ Result<engine::GeneratorOptions> engine_options(const model::Config& config,
 
 Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings& settings) {
   engine::GeneratorOptions options = TRY(engine_options(config(), settings));
+  options.on_upload = show_upload();
   executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
   return options;
 }

@@ -5,6 +5,9 @@
 #include <algorithm>
 #include <cmath>
 #include <cstdio>
+#include <memory>
+
+#include "tools/interrupt.h"
 
 namespace galley::tools {
 namespace {
@@ -133,6 +136,21 @@ void Progress::draw(const std::string& text) {
   std::fprintf(stderr, "\r%s%s", text.c_str(), std::string(padding, ' ').c_str());
   std::fflush(stderr);
   drawn_width_ = text.size();
+}
+
+std::function<bool(int64_t, int64_t)> show_upload() {
+  constexpr int64_t kMb = 1'000'000;
+  // Made with the first bytes: the rate is that of the upload.
+  auto progress = std::make_shared<std::unique_ptr<Progress>>();
+  return [progress](int64_t done, int64_t total) {
+    if (*progress == nullptr) {
+      *progress = std::make_unique<Progress>(Progress::Options{
+          .unit = "MB to the device", .total = std::max<int64_t>(total / kMb, 1), .wanted = true});
+    }
+    (*progress)->update(done / kMb);
+    if (done == total) (*progress)->clear();
+    return !interrupted();
+  };
 }
 
 }  // namespace galley::tools

@@ -6,6 +6,7 @@
 
 #include <chrono>
 #include <cstdint>
+#include <functional>
 #include <string>
 
 namespace galley::tools {
@@ -52,5 +53,8 @@ class Progress {
   Clock::time_point drawn_;
   size_t drawn_width_ = 0;
 };
+
+// For model/weight_upload.h: MB, rate and time left; a Ctrl-C that somebody listens for stops it.
+std::function<bool(int64_t done, int64_t total)> show_upload();
 
 }  // namespace galley::tools

@@ -15,6 +15,12 @@ class DeviceMemory final : public Memory {
 
   bool is_host() const override { return false; }
 
+  int64_t free_bytes() const override {
+    size_t free = 0;
+    size_t total = 0;
+    return cudaMemGetInfo(&free, &total) == cudaSuccess ? static_cast<int64_t>(free) : 0;
+  }
+
   Result<void*> allocate(int64_t bytes, const char* what) override {
     void* memory = nullptr;
     const cudaError_t code = cudaMalloc(&memory, static_cast<size_t>(bytes));
