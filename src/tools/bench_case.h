@@ -8,9 +8,6 @@
 #include <vector>
 
 #include "base/result.h"
-#include "kernels/tensor.h"
-#include "model/config.h"
-#include "model/weights.h"
 #include "tools/backend.h"
 
 namespace galley::tools {
@@ -42,22 +39,6 @@ using ReportCase = std::function<void(const BenchCase&)>;
 
 // Seconds of each call; the median of `samples`, after `warm_ups` that do not count.
 double median_seconds(int warm_ups, int samples, const std::function<double()>& measure);
-
-int64_t stored_bytes(const kernels::WeightView& weight);
-
-// What one step must read and compute, by the config alone and the experts it touched.
-struct Work {
-  double bytes = 0;
-  double operations = 0;
-};
-struct WorkRows {
-  int64_t rows = 0;
-  int64_t sequences = 1;
-  int64_t logit_rows = 1;
-  int64_t first_position = 0;  // of every sequence's rows
-  double experts_touched = 0;  // distinct ones, all layers together
-};
-Work work_of(const model::Config& config, const model::ModelWeights& weights, const WorkRows& rows);
 
 struct ReleasedOptions {
   int32_t threads = 0;

@@ -7,7 +7,6 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cmath>
 #include <cstdio>
 #include <filesystem>
 
@@ -16,6 +15,7 @@
 #include "tools/bench_case.h"
 #include "tools/interrupt.h"
 #include "tools/loaded_model.h"
+#include "tools/step_work.h"
 
 extern char** environ;
 
@@ -61,13 +61,6 @@ Result<Timing> generate(engine::Generator& generator, int32_t sequences, int32_t
   return timing;
 }
 
-double distinct_experts(const model::Config& config, int64_t rows) {
-  // Uniform routing: of E experts, rows * e draws touch E (1 - (1 - e/E)^rows).
-  const double share = static_cast<double>(config.experts_per_token) / config.routed_experts;
-  return config.layers * config.routed_experts *
-         (1 - std::pow(1 - share, static_cast<double>(rows)));
-}
-
 struct Shape {
   const char* name;
   int32_t sequences;
@@ -105,14 +98,16 @@ Result<BenchCase> measure(LoadedModel& loaded, const ModelBenchOptions& options,
   const int64_t step_rows =
       shape.prefill ? std::min<int64_t>(bench.rows, generator.options().rows_max) : bench.rows;
   const Work work =
-      work_of(loaded.config(), loaded.model().weights(),
-              {.rows = bench.rows,
+      StepWork(loaded.config())
+          .of({.rows = bench.rows,
                .sequences = shape.sequences,
                .logit_rows = shape.sequences,
                .first_position = shape.prefill ? 0 : shape.prompt_tokens + shape.output_tokens / 2,
-               .experts_touched = distinct_experts(loaded.config(), step_rows)});
-  bench.bytes = work.bytes;
-  bench.operations = work.operations;
+               .experts_touched =
+                   loaded.config().layers *
+                   StepWork::distinct_experts(loaded.config(), static_cast<double>(step_rows))});
+  bench.bytes = work.bytes();
+  bench.operations = work.operations();
   char bar[64];
   std::snprintf(bar, sizeof bar, "%.0f tokens/s on two threads", shape.bar);
   bench.bar = bar;

@@ -8,6 +8,7 @@
 #include "model/step.h"
 #include "tools/bench_case.h"
 #include "tools/interrupt.h"
+#include "tools/step_work.h"
 #include "tools/synthetic_model.h"
 
 namespace galley::tools {
@@ -91,14 +92,14 @@ class ReleasedBench {
     if (interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
     double sum = 0;
     for (const double value : touched) sum += value;
-    const Work work = work_of(model_.config(), model_.weights(),
-                              {.rows = bench.rows,
+    const Work work = StepWork(model_.config())
+                          .of({.rows = bench.rows,
                                .sequences = sequences,
                                .logit_rows = sequences,
                                .first_position = options_.context - rows_each,
                                .experts_touched = sum / static_cast<double>(touched.size())});
-    bench.bytes = work.bytes;
-    bench.operations = work.operations;
+    bench.bytes = work.bytes();
+    bench.operations = work.operations();
     bench.bar = bar;
     report_(bench);
     return {};

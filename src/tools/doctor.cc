@@ -12,6 +12,7 @@
 #include "base/machine.h"
 #include "kernels/cuda/device.h"
 #include "model/checkpoint.h"
+#include "model/fleet.h"
 #include "model/footprint.h"
 #include "model/tokenizer.h"
 #include "tools/command.h"
@@ -234,6 +235,24 @@ void print_serving(const Findings& found) {
   }
 }
 
+// What the sequences of `serve` would be on cards that may not be here.
+model::FleetLoad fleet_load(const Findings& found) {
+  return {.context = found.serving.context, .sequences = found.serving.sequences};
+}
+
+void print_fleets(const Findings& found) {
+  if (found.serving.sequences == 0) return;
+  fmt::print(
+      "\nsmallest fleets, experts spread over the cards (this version computes on one card)\n");
+  for (const model::CardKind& card : model::known_cards()) {
+    const model::FleetLoad load = fleet_load(found);
+    const auto fleet = model::smallest_fleet(found.config, found.size, card, load);
+    fmt::print("  {}\n", fleet
+                             ? model::fleet_line(*fleet, load)
+                             : fmt::format("{}: no group of up to 256 cards holds it", card.name));
+  }
+}
+
 void print_problems(const Findings& found) {
   if (found.problems.empty()) {
     fmt::print("\nfiles    whole: every tensor is there once with its shape and type\n");
@@ -318,6 +337,25 @@ nlohmann::ordered_json fit_json(const Findings& found) {
           {"context_paged", found.fit.context_paged}};
 }
 
+nlohmann::ordered_json fleets_json(const Findings& found) {
+  nlohmann::ordered_json fleets = nlohmann::ordered_json::array();
+  for (const model::CardKind& card : model::known_cards()) {
+    const auto fleet = model::smallest_fleet(found.config, found.size, card, fleet_load(found));
+    if (!fleet) continue;
+    fleets.push_back({{"card", card.name},
+                      {"cards", fleet->cards},
+                      {"card_memory_bytes", card.memory_bytes},
+                      {"expert_bytes", fleet->expert_bytes},
+                      {"other_weight_bytes", fleet->other_bytes},
+                      {"cache_bytes", fleet->cache_bytes},
+                      {"workspace_bytes", fleet->workspace_bytes},
+                      {"host_bytes", fleet->host_bytes},
+                      {"link_bytes_per_s", card.link_bytes_per_s},
+                      {"load_s", fleet->load_s}});
+  }
+  return fleets;
+}
+
 nlohmann::ordered_json serving_json(const Findings& found) {
   const ServingNeeds& needs = found.serving;
   return {{"sequences", needs.sequences},
@@ -341,6 +379,7 @@ void print_json(const Findings& found) {
   json["machine"] = machine_json(found);
   if (found.has_config) json["fit"] = fit_json(found);
   if (found.serving.sequences > 0) json["serve"] = serving_json(found);
+  if (found.serving.sequences > 0) json["fleets"] = fleets_json(found);
   json["problems"] = nlohmann::ordered_json::array();
   for (const Error& problem : found.problems) json["problems"].push_back(problem.message);
   json["warnings"] = found.warnings;
@@ -377,6 +416,7 @@ int run_doctor(int argc, char** argv) {
     print_machine(found);
     if (found.has_config) print_fit(found);
     print_serving(found);
+    print_fleets(found);
     print_problems(found);
   }
   return found.problems.empty() ? kExitOk : kExitFailed;

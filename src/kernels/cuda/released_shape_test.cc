@@ -111,8 +111,9 @@ TEST_F(CudaReleasedShape, Experts) {
   const std::vector<int32_t> chosen = {0, 2, 3, 7, 8, 11, 1, 2, 4, 5, 9, 10, 0, 1, 3, 6, 8, 9};
   std::vector<float> factors = random.f32(kRows * 6);
   for (float& factor : factors) factor = std::fabs(factor) * 0.2F;
-  // fp8 sums keep about 14 bits, and an input's groups of 32 share the base of their 128: some
-  // codes of w2's input then round to their neighbour, 6 % away. The general path has 3e-4.
+  // fp8 sums keep about 14 bits: one in a hundred codes of w2's input then rounds to its
+  // neighbour, which is 1.0e-2 of the result (folded_error_test.cc emulates it). The general path
+  // has 3e-4.
   expect_same("experts", kRows, kHidden, 0.02, [&](Ops& ops, Rows<Bf16> y) {
     ops.moe(as_rows(x, kRows), weights, as_rows(chosen, kRows), as_rows(factors, kRows), y);
   });
