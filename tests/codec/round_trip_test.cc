@@ -149,12 +149,12 @@ std::vector<std::string> lines_of(const std::string& path) {
 
 // {"name": {"argument": [accepted values]}} with the first value of each.
 ToolCall call_of(const Json& accepted) {
-  const auto& [name, arguments] = *accepted.items().begin();
+  const auto call = accepted.begin();
   Json chosen = Json::object();
-  for (const auto& [key, values] : arguments.items()) {
+  for (const auto& [key, values] : call.value().items()) {
     chosen[key] = values.empty() ? values : values.at(0);
   }
-  return {"", name, shown(chosen)};
+  return {"", call.key(), shown(chosen)};
 }
 
 TEST(RoundTrip, CallsOfManyTools) {

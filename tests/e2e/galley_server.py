@@ -9,14 +9,14 @@ import subprocess
 import threading
 import time
 
-from galley_program import BINARY, SOURCE
+from galley_program import BINARY, PATIENCE, SOURCE
 
 NANO = str(SOURCE / "models/nano")
 
 
 class UnixConnection(http.client.HTTPConnection):
     def __init__(self, path):
-        super().__init__("localhost", timeout=30)
+        super().__init__("localhost", timeout=30 * PATIENCE)
         self.path = path
 
     def connect(self):
@@ -49,7 +49,7 @@ class Server:
 
     def wait_line(self, pattern, timeout=60):
         """The first line of the log that matches."""
-        deadline = time.monotonic() + timeout
+        deadline = time.monotonic() + timeout * PATIENCE
         with self.changed:
             while True:
                 for line in self.lines:
@@ -60,7 +60,7 @@ class Server:
                     raise AssertionError(f"no {pattern} in the log:\n{''.join(self.lines)}")
 
     def connect(self):
-        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=60 * PATIENCE)
 
     def ask(self, path, body=None, method=None, connection=None, **fields):
         """(status, fields, text)"""
@@ -85,7 +85,7 @@ class Server:
         end = 1  # the end token: never
         body = json.dumps({"prompt": "Once", "max_tokens": max_tokens, "stream": True,
                            "logit_bias": {str(end): -100}})
-        raw = socket.create_connection(("127.0.0.1", self.port), timeout=60)
+        raw = socket.create_connection(("127.0.0.1", self.port), timeout=60 * PATIENCE)
         raw.sendall(f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: "
                     f"{len(body)}\r\n\r\n{body}".encode())
         while b"data:" not in raw.recv(4096):
@@ -94,7 +94,7 @@ class Server:
 
     def stop(self, timeout=60):
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(timeout)
+        return self.process.wait(timeout * PATIENCE)
 
     def end(self):
         if self.process.poll() is None:

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import time
 
-from galley_program import BINARY, SOURCE
+from galley_program import BINARY, SANITIZED, SOURCE
 
 CLIENTS = 24
 WORDS = "the dog and a cat went to see old Lily by red house in garden with ball for you".split()
@@ -240,7 +240,7 @@ def soak(server, log, options):
         last = [kib for at, kib in samples if at >= begin + options.seconds * 5 / 6]
         before, after = statistics.median(warm), statistics.median(last)
         print(f"{test.counts}; memory {before / 1024:.1f} -> {after / 1024:.1f} MiB", flush=True)
-        check(after <= before * MEMORY_SLACK, "memory grew")
+        check(SANITIZED or after <= before * MEMORY_SLACK, "memory grew")
         server.send_signal(signal.SIGTERM)
         check(server.wait(60) == 0, f"the server ended with {server.returncode}")
     except (Wrong, OSError, ValueError, KeyError, asyncio.TimeoutError, EOFError) as error:

@@ -7,7 +7,7 @@ import subprocess
 import time
 import unittest
 
-from galley_program import MODEL, GalleyTest
+from galley_program import MODEL, PATIENCE, GalleyTest
 
 
 def requests(count, tokens=12):
@@ -116,7 +116,7 @@ class Batch(GalleyTest):
         while time.time() < deadline and not (out.exists() and out.stat().st_size > 0):
             time.sleep(0.02)
         process.send_signal(signal.SIGINT)
-        _, stderr = process.communicate(timeout=60)
+        _, stderr = process.communicate(timeout=60 * PATIENCE)
         self.assertEqual(process.returncode, 130, stderr)
         self.assertIn(b"goes on", stderr)
         some = len(self.records())

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import unittest
 
-from galley_program import BINARY, MODEL, GalleyTest
+from galley_program import BINARY, MODEL, PATIENCE, GalleyTest
 
 VERBS = ["run", "batch", "serve", "eval", "tokenize", "bench", "verify", "doctor"]
 
@@ -180,7 +180,7 @@ class Run(GalleyTest):
                              "--ignore-end", "-n", "100000", "Once")
         first = process.stdout.read(8)
         process.send_signal(signal.SIGINT)
-        rest, stderr = process.communicate(timeout=60)
+        rest, stderr = process.communicate(timeout=60 * PATIENCE)
         self.assertEqual(process.returncode, 130, stderr)
         (first + rest).decode()
         self.assertIn(b"(cancelled)", stderr)

@@ -12,7 +12,7 @@ import threading
 import time
 import unittest
 
-from galley_program import BINARY, MODEL, GalleyTest
+from galley_program import BINARY, MODEL, PATIENCE, GalleyTest
 from galley_server import NANO, Server
 
 
@@ -21,7 +21,7 @@ class Failures(GalleyTest):
         result = subprocess.run(
             [BINARY, "serve", "-m", str(model), "--port", "0", *map(str, arguments)],
             stdin=subprocess.DEVNULL, capture_output=True, env=self.environment(), cwd=self.folder,
-            timeout=60, **options)
+            timeout=60 * PATIENCE, **options)
         text = result.stderr.decode()
         self.assertEqual(result.returncode, code, text)
         # The log may have begun; what ended the program is one line, the last.

@@ -14,7 +14,7 @@ import subprocess
 import time
 import unittest
 
-from galley_program import BINARY, MODEL, GalleyTest
+from galley_program import BINARY, MODEL, PATIENCE, SANITIZED, GalleyTest
 
 FIRST = "model-00001-of-00002.safetensors"
 SECOND = "model-00002-of-00002.safetensors"
@@ -34,6 +34,10 @@ def write_shard(path, header, payload):
     path.write_bytes(struct.pack("<Q", len(text)) + text + payload)
 
 
+def limit_memory():
+    resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES,) * 2)
+
+
 class Loading(GalleyTest):
     def setUp(self):
         super().setUp()
@@ -48,8 +52,7 @@ class Loading(GalleyTest):
         return subprocess.run(
             [BINARY, "run", "--model", str(self.model), "--max-tokens", "1", "--temperature", "0",
              "x"],
-            stdin=subprocess.DEVNULL, capture_output=True, env=self.environment(), timeout=60,
-            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES,) * 2),
+            stdin=subprocess.DEVNULL, capture_output=True, env=self.environment(), timeout=60 * PATIENCE, preexec_fn=None if SANITIZED else limit_memory,
             **options)
 
     def assert_refused(self, *words, **options):
@@ -72,12 +75,12 @@ class Loading(GalleyTest):
         self.addCleanup(self.end, process)
         # The model is mapped before the first prompt is asked for.
         mapped = pathlib.Path(f"/proc/{process.pid}/maps")
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 30 * PATIENCE
         while SECOND not in mapped.read_text() and time.monotonic() < deadline:
             time.sleep(0.05)
         for path in (self.first, self.second):
             os.truncate(path, 4096)
-        _, message = process.communicate(b"Hello\n", timeout=60)
+        _, message = process.communicate(b"Hello\n", timeout=60 * PATIENCE)
         self.assertEqual(process.returncode, 1, message)
         self.assertIn(b"became shorter or unreadable while in use", message)
         self.assertIn(b".safetensors", message)

@@ -18,7 +18,11 @@
 
 namespace {
 std::atomic<int64_t> allocation_count{0};
-}
+
+// Not inlined: where the compiler inlines one side of a new and its delete only (as it
+// does for the sanitizers), it would warn of memory from new that goes to free.
+[[gnu::noinline]] void give_back(void* memory) { std::free(memory); }
+}  // namespace
 
 void* operator new(size_t size) {
   allocation_count.fetch_add(1, std::memory_order_relaxed);
@@ -37,14 +41,14 @@ void* operator new(size_t size, std::align_val_t alignment) {
 void* operator new[](size_t size, std::align_val_t alignment) {
   return operator new(size, alignment);
 }
-void operator delete(void* memory) noexcept { std::free(memory); }
-void operator delete[](void* memory) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t) noexcept { std::free(memory); }
-void operator delete(void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, std::align_val_t) noexcept { std::free(memory); }
-void operator delete(void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
-void operator delete[](void* memory, size_t, std::align_val_t) noexcept { std::free(memory); }
+void operator delete(void* memory) noexcept { give_back(memory); }
+void operator delete[](void* memory) noexcept { give_back(memory); }
+void operator delete(void* memory, size_t) noexcept { give_back(memory); }
+void operator delete[](void* memory, size_t) noexcept { give_back(memory); }
+void operator delete(void* memory, std::align_val_t) noexcept { give_back(memory); }
+void operator delete[](void* memory, std::align_val_t) noexcept { give_back(memory); }
+void operator delete(void* memory, size_t, std::align_val_t) noexcept { give_back(memory); }
+void operator delete[](void* memory, size_t, std::align_val_t) noexcept { give_back(memory); }
 
 namespace galley::testing {
 namespace {
