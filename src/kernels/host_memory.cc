@@ -32,11 +32,12 @@ class HostMemory final : public Memory {
   }
   void release_host(void* memory, int64_t bytes) override { release(memory, bytes); }
 
+  // Of nothing, either pointer may be null, which memmove forbids.
   void write(void* to, const void* from_host, int64_t bytes) override {
-    std::memmove(to, from_host, static_cast<size_t>(bytes));
+    if (bytes > 0) std::memmove(to, from_host, static_cast<size_t>(bytes));
   }
   void read(void* to_host, const void* from, int64_t bytes) override {
-    std::memmove(to_host, from, static_cast<size_t>(bytes));
+    write(to_host, from, bytes);
   }
 };
 

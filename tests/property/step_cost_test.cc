@@ -30,6 +30,9 @@ void* operator new(size_t size) {
   std::abort();
 }
 void* operator new[](size_t size) { return operator new(size); }
+// The library's own would not come here under the sanitizers.
+void* operator new(size_t size, const std::nothrow_t&) noexcept { return operator new(size); }
+void* operator new[](size_t size, const std::nothrow_t&) noexcept { return operator new(size); }
 void* operator new(size_t size, std::align_val_t alignment) {
   allocation_count.fetch_add(1, std::memory_order_relaxed);
   void* memory = nullptr;

@@ -133,14 +133,18 @@ test('an abort ends the work', async () => {
 });
 
 test('errors are the client\'s own kinds', async () => {
-  const rejects = (body, kind, words) => assert.rejects(
-    client.chat.completions.create(body), (error) => {
+  const rejects = async (body, kind, words) => {
+    let id;
+    await assert.rejects(client.chat.completions.create(body), (error) => {
       assert.ok(error instanceof kind, `${error}`);
       assert.match(error.message, words);
       assert.ok(error.requestID);
-      assert.ok(server.log().includes(error.requestID));
+      id = error.requestID;
       return true;
     });
+    // The log comes by a pipe of its own.
+    await eventually(() => server.log().includes(id), `${id} in the log`);
+  };
   await rejects(ask('x', { model: 'gpt-9' }), OpenAI.NotFoundError, /gpt-9/);
   await rejects(ask('x', { temperature: -1 }), OpenAI.BadRequestError, /temperature/);
   await rejects(ask('word '.repeat(4000)), OpenAI.BadRequestError, /2048/);
