@@ -121,6 +121,18 @@ Result<void> write_file_atomic(const std::string& path, std::string_view content
     if (::fsync(file.get()) != 0) return system_error("write", temporary, errno);
   }
   if (::rename(temporary.c_str(), path.c_str()) != 0) return system_error("rename", path, errno);
+  return sync_folder_of(path);
+}
+
+Result<void> sync_folder_of(const std::string& path) {
+  const size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "." : path.substr(0, slash + 1);
+  const FileDescriptor directory(::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
+  if (directory.get() < 0) return system_error("open", folder, errno);
+  // Some file systems have nothing to sync there, and say so.
+  if (::fsync(directory.get()) != 0 && errno != EINVAL && errno != EROFS) {
+    return system_error("write", folder, errno);
+  }
   return {};
 }
 

@@ -39,8 +39,11 @@ class MappedFile {
 Result<std::string> read_file(const std::string& path, size_t bytes_max);
 
 // Writes `path` through a temporary file in the same folder, so that a reader
-// sees the old content or the new one, never a part.
+// sees the old content or the new one, never a part; the new one is on the disk when this returns.
 Result<void> write_file_atomic(const std::string& path, std::string_view content);
+
+// The names in the folder of `path` are on the disk.
+Result<void> sync_folder_of(const std::string& path);
 
 bool is_directory(const std::string& path);
 bool exists(const std::string& path);

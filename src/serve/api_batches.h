@@ -115,6 +115,7 @@ class BatchRun {
   // Nothing is in flight and nothing will start: write the files.
   bool wants_files() const;
   bool ended() const;
+  bool files_named() const { return files_written_; }
   int64_t in_flight() const { return in_flight_; }
   const ApiBatch& batch() const { return batch_; }
 

@@ -4,11 +4,16 @@
 #include <optional>
 #include <utility>
 
+#include "server/batch_job.h"
+
 namespace galley::server {
 namespace {
 
 constexpr int kLinesAtOnce = 64;  // of a batch that is checked, before others have their turn
 constexpr size_t kBytesAtOnce = size_t{256} << 10;
+// Answers that a failure of the machine may take, besides those of the last tick and those that
+// come while a sync is on its way.
+constexpr int64_t kUnsyncedLinesMax = 64;
 constexpr int kInsufficientStorage = 507;
 constexpr std::string_view kFull =
     R"({"error":{"message":"the server keeps no more files; delete some"}})";
@@ -54,66 +59,10 @@ void order(std::vector<Entry>& entries, const serve::ListQuery& query) {
 
 }  // namespace
 
-struct BatchDesk::Job {
-  Job(std::string whose, serve::BatchRun run_of_it)
-      : owner(std::move(whose)), run(std::move(run_of_it)) {}
-
-  // The next line of the input that is not empty; nothing at its end.
-  std::optional<std::string_view> next_line() {
-    const std::string_view text = *input;
-    while (offset < text.size()) {
-      const size_t end = std::min(text.find('\n', offset), text.size());
-      std::string_view line = text.substr(offset, end - offset);
-      offset = end + 1;
-      if (line.ends_with('\r')) line.remove_suffix(1);
-      if (!line.empty()) return line;
-    }
-    return std::nullopt;
-  }
-
-  // An answer that could not be kept yet.
-  struct Unkept {
-    StateDirectory::Journal journal;
-    std::string line;
-  };
-
-  std::string owner;
-  serve::BatchRun run;
-  std::shared_ptr<const std::string> input;
-  size_t offset = 0;
-  bool at_end = false;
-  std::deque<serve::BatchCall> turned_away;  // at most in_flight_max
-  std::deque<Unkept> unkept;  // at most in_flight_max: no line begins while there are any
-  // As the state directory has it: the status, and whether files are named.
-  std::optional<std::pair<serve::BatchStatus, bool>> kept;
-  std::string output;
-  std::string errors;
-};
-
 BatchDesk::BatchDesk(Parts parts, BatchLimits limits) : parts_(std::move(parts)), limits_(limits) {}
 BatchDesk::~BatchDesk() = default;
 
 // --- Files ---
-
-Result<serve::FileRecord> BatchDesk::store(const std::string& owner, serve::FileRecord record,
-                                           std::string content) {
-  record.bytes = static_cast<int64_t>(content.size());
-  record.created_at = parts_.now();
-  if (state_ != nullptr) {
-    const Result<void> kept = state_->save_file({owner, record}, content);
-    if (!kept) {
-      parts_.trouble(kept.error());
-      return Error{ErrorCode::kExhausted, "the server cannot keep the file now; try again later"};
-    }
-  }
-  std::erase_if(files_, [&](const StoredFile& file) {
-    if (file.record.id != record.id) return false;
-    bytes_ -= file.content->size();
-    return true;
-  });
-  files_.push_back({owner, record, std::make_shared<const std::string>(std::move(content))});
-  return record;
-}
 
 Result<std::string> BatchDesk::upload(const std::string& owner, std::string_view content_type,
                                       std::string_view body) {
@@ -126,10 +75,18 @@ Result<std::string> BatchDesk::upload(const std::string& owner, std::string_view
   record.id = "file-" + parts_.fresh_id();
   record.filename = upload.filename;
   record.purpose = "batch";
-  const serve::FileRecord stored =
-      TRY(store(owner, std::move(record), std::string(upload.content)));
+  record.bytes = static_cast<int64_t>(upload.content.size());
+  record.created_at = parts_.now();
+  if (state_ != nullptr) {
+    const Result<void> kept = state_->save_file({owner, record}, upload.content);
+    if (!kept) {
+      parts_.trouble(kept.error());
+      return Error{ErrorCode::kExhausted, "the server cannot keep the file now; try again later"};
+    }
+  }
+  files_.push_back({owner, record, std::make_shared<const std::string>(upload.content)});
   bytes_ += upload.content.size();
-  return serve::file_body(stored);
+  return serve::file_body(record);
 }
 
 Result<const BatchDesk::StoredFile*> BatchDesk::find_file(const std::string& owner,
@@ -239,14 +196,14 @@ Result<std::string> BatchDesk::batches(const std::string& owner, std::string_vie
   const serve::ListQuery list = TRY(serve::parse_list_query(query));
   std::vector<serve::ApiBatch> own;
   for (const std::unique_ptr<Job>& job : jobs_) {
-    if (job->owner == owner) own.push_back(job->run.batch());
+    if (job->owner == owner) own.push_back(told(*job));
   }
   order(own, list);
   return serve::batches_body(own, list);
 }
 
 Result<std::string> BatchDesk::batch(const std::string& owner, const std::string& id) const {
-  return serve::batch_body(TRY(find_job(owner, id))->run.batch());
+  return serve::batch_body(told(*TRY(find_job(owner, id))));
 }
 
 Result<std::string> BatchDesk::cancel(const std::string& owner, const std::string& id) {
@@ -254,7 +211,7 @@ Result<std::string> BatchDesk::cancel(const std::string& owner, const std::strin
   TRY(job->run.cancel(parts_.now()));
   keep(*job);
   pump();
-  return serve::batch_body(job->run.batch());
+  return serve::batch_body(told(*job));
 }
 
 // --- Running ---
@@ -338,130 +295,26 @@ void BatchDesk::answered(Job& job, const serve::BatchCall& call,
     using Journal = StateDirectory::Journal;
     job.unkept.push_back({good ? Journal::kOutput : Journal::kErrors, std::move(line)});
     keep_answers(job);
+    if (job.journaled.all() - job.on_disk.all() >= kUnsyncedLinesMax) sync_later();
   }
   pump();
-}
-
-// The id of a file of answers; empty when there are none. Made again it is the same file: the end
-// may come between it and the record of its batch.
-Result<std::string> BatchDesk::store_answers(const Job& job, const std::string& text,
-                                             const char* what) {
-  if (text.empty()) return std::string();
-  const std::string& batch = job.run.batch().id;
-  serve::FileRecord record;
-  record.id = "file-" + batch.substr(batch.find('_') + 1) + "-" + what;
-  record.filename = batch + "_" + what + ".jsonl";
-  record.purpose = "batch_output";
-  return TRY(store(job.owner, std::move(record), text)).id;
-}
-
-// Again at the next tick when something cannot be kept.
-void BatchDesk::write_files(Job& job) {
-  if (!job.unkept.empty()) return;
-  const Result<std::string> output = store_answers(job, job.output, "output");
-  if (!output) return;
-  const Result<std::string> errors = store_answers(job, job.errors, "error");
-  if (!errors) return;
-  job.run.files_written(*output, *errors, parts_.now());
-  std::string().swap(job.output);
-  std::string().swap(job.errors);
-  job.input.reset();
-  job.at_end = true;
-  keep(job);
 }
 
 void BatchDesk::tick() {
   for (const std::unique_ptr<Job>& job : jobs_) {
     job->run.tick(parts_.now());
+    if (job->torn) mend(*job);
     keep_answers(*job);
     keep(*job);
     std::deque<serve::BatchCall> again = std::exchange(job->turned_away, {});
     for (serve::BatchCall& call : again) ask(*job, std::move(call));
   }
+  if (state_ != nullptr) sync_later();
   pump();
 }
 
 bool BatchDesk::idle() const {
   return std::all_of(jobs_.begin(), jobs_.end(), [](const auto& job) { return job->run.ended(); });
-}
-
-// --- What survives the process ---
-
-// The batch's record, if it says something else than the kept one. False: not now.
-bool BatchDesk::keep(Job& job) {
-  const serve::ApiBatch& batch = job.run.batch();
-  const std::pair now(batch.status, !batch.output_file_id.empty() || !batch.error_file_id.empty());
-  if (state_ == nullptr || job.kept == now) return true;
-  // Its answers are asked for again if need be; the files are what ends it.
-  if (batch.status == serve::BatchStatus::kFinalizing) return true;
-  const Result<void> kept = state_->save_batch({job.owner, batch});
-  if (!kept) {
-    parts_.trouble(kept.error());
-    return false;
-  }
-  job.kept = now;
-  if (job.run.ended() && !job.run.wants_files()) state_->remove_journals(batch.id);
-  return true;
-}
-
-bool BatchDesk::keep_answers(Job& job) {
-  while (!job.unkept.empty()) {
-    const Job::Unkept& next = job.unkept.front();
-    const Result<void> kept = state_->append(job.run.batch().id, next.journal, next.line);
-    if (!kept) {
-      parts_.trouble(kept.error());
-      return false;
-    }
-    job.unkept.pop_front();
-  }
-  return true;
-}
-
-void BatchDesk::restore(StateDirectory& state, std::vector<std::string>& problems) {
-  state_ = &state;
-  for (StateDirectory::KeptFile& kept : state.files(problems)) {
-    bytes_ += kept.content.size();
-    files_.push_back({kept.saved.owner, kept.saved.record,
-                      std::make_shared<const std::string>(std::move(kept.content))});
-  }
-  for (StateDirectory::KeptBatch& kept : state.batches(problems)) restore_job(std::move(kept));
-}
-
-void BatchDesk::restore_job(StateDirectory::KeptBatch kept) {
-  serve::BatchRun::Answered answered;
-  answered.in_files = !kept.has_journals;
-  const auto count = [&](std::string_view text, int64_t& counter) {
-    while (!text.empty()) {
-      const size_t end = std::min(text.find('\n'), text.size());
-      if (auto id = serve::answered_custom_id(text.substr(0, end))) {
-        ++counter;
-        answered.custom_ids.insert(*std::move(id));
-      }
-      text.remove_prefix(std::min(end + 1, text.size()));
-    }
-  };
-  count(kept.output, answered.completed);
-  count(kept.errors, answered.failed);
-  const std::string input_id = kept.saved.batch.create.input_file_id;
-  auto job = std::make_unique<Job>(
-      kept.saved.owner, serve::BatchRun::resume(std::move(kept.saved.batch), std::move(answered)));
-  if (job->run.ended() && !job->run.wants_files()) {
-    job->at_end = true;
-    jobs_.push_back(std::move(job));
-    return state_->remove_journals(jobs_.back()->run.batch().id);
-  }
-  job->output = std::move(kept.output);
-  job->errors = std::move(kept.errors);
-  bytes_ += job->output.size() + job->errors.size();
-  const auto input = find_file(job->owner, input_id);
-  if (input) job->input = (*input)->content;
-  // Without its input it ends with what it has.
-  if (!input) static_cast<void>(job->run.cancel(parts_.now()));
-  using Status = serve::BatchStatus;
-  job->at_end = !input || (job->run.batch().status != Status::kInProgress &&
-                           job->run.batch().status != Status::kValidating);
-  jobs_.push_back(std::move(job));
-  if (jobs_.back()->run.batch().status == Status::kValidating) check_later(*jobs_.back());
 }
 
 }  // namespace galley::server

@@ -5,8 +5,8 @@
 // turned away for now (429, 503) is asked again. Everybody sees only what came
 // with the same key. With a state directory all of it is kept there as well, so
 // that the next process goes on where this one ended, however it did: a line's
-// answer is there before it counts, and one that is there is not asked again.
-// Knows no engine. Belongs to the loop's thread.
+// answer is on the disk before it counts, and one that is there is not asked
+// again. Knows no engine. Belongs to the loop's thread.
 #pragma once
 
 #include <cstdint>
@@ -38,7 +38,9 @@ class BatchDesk {
   struct Parts {
     // The front door, for a request of the key of this name.
     std::function<void(const std::string& owner, const std::shared_ptr<net::Exchange>&)> ask;
-    std::function<void(std::function<void()>)> later;  // on the loop, not at once
+    std::function<void(std::function<void()>)> later;  // on the loop, not at once; any thread
+    // On a thread that may wait for the disk, in order; at most one for each batch and one besides.
+    std::function<void(std::function<void()>)> aside;
     std::function<std::string()> fresh_id;
     std::function<int64_t()> now;               // Unix seconds
     std::function<void(const Error&)> trouble;  // something could not be kept
@@ -83,19 +85,20 @@ class BatchDesk {
 
   Result<const StoredFile*> find_file(const std::string& owner, const std::string& id) const;
   Result<Job*> find_job(const std::string& owner, const std::string& id) const;
-  // kExhausted when it cannot be kept.
-  Result<serve::FileRecord> store(const std::string& owner, serve::FileRecord record,
-                                  std::string content);
-  Result<std::string> store_answers(const Job& job, const std::string& text, const char* what);
   void restore_job(StateDirectory::KeptBatch kept);
   bool keep(Job& job);
   bool keep_answers(Job& job);
+  void sync_later();
+  void mend(Job& job);
+  serve::ApiBatch told(const Job& job) const;
   void check_later(Job& job);
   void pump();
   void pump_later();
   void ask(Job& job, serve::BatchCall call);
   void answered(Job& job, const serve::BatchCall& call, const net::HttpResponse& response);
+  void make_file(Job& job, std::string& answers, const char* what) const;
   void write_files(Job& job);
+  void files_kept(Job& job);
   bool has_room(size_t bytes) const { return bytes_ + bytes <= limits_.bytes_max; }
 
   Parts parts_;
@@ -106,6 +109,7 @@ class BatchDesk {
   size_t bytes_ = 0;                       // of files, and of answers that will be files
   int32_t in_flight_ = 0;
   bool pumping_ = false;
+  bool syncing_ = false;
   std::shared_ptr<bool> alive_ = std::make_shared<bool>(true);  // answers may come after the desk
 };
 

@@ -39,6 +39,7 @@ class BatchDeskTest : public testing::Test {
                   most_ = std::max(most_, asked_.size());
                 },
             .later = [this](std::function<void()> work) { later_.push_back(std::move(work)); },
+            .aside = [this](std::function<void()> work) { later_.push_back(std::move(work)); },
             .fresh_id = [this] { return std::to_string(++ids_); },
             .now = [this] { return now_; },
             .trouble = [this](const Error& /*error*/) { ++troubles_; }};

@@ -97,6 +97,7 @@ Service::Service(net::EventLoop& loop, ServiceOptions options, EventLog& log, Ga
       created_s_(unix_seconds()),
       random_(std::random_device{}()),
       mailbox_([this] { loop_->post([this] { deliver_mail(); }); }),
+      disk_(std::make_unique<Workers>(1, BatchLimits().batches_max + 1, 0)),
       workers_(std::make_unique<Workers>(options_.worker_threads, options_.worker_queue_max,
                                          options_.worker_bytes_max)) {
   door_.metrics = &metrics_;

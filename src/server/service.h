@@ -232,7 +232,9 @@ class Service {
   bool trouble_told_ = false;
   TokenMailbox mailbox_;
   std::unique_ptr<BatchDesk> desk_;
-  std::unique_ptr<Workers> workers_;  // last: its threads end first
+  // Last: their threads end first.
+  std::unique_ptr<Workers> disk_;  // waits for the desk's
+  std::unique_ptr<Workers> workers_;
 };
 
 }  // namespace galley::server

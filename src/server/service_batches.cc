@@ -1,6 +1,7 @@
 // Service: files and batches, which the desk keeps.
 #include <utility>
 
+#include "base/check.h"
 #include "server/service.h"
 
 namespace galley::server {
@@ -27,6 +28,7 @@ std::unique_ptr<BatchDesk> Service::make_desk() {
             dispatch(std::move(call));
           },
       .later = [this](std::function<void()> work) { loop_->post(std::move(work)); },
+      .aside = [this](std::function<void()> work) { CHECK(disk_->post(0, std::move(work))); },
       .fresh_id = [this] { return random_hex(random_, 24); },
       .now =
           [] {

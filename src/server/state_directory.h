@@ -7,9 +7,9 @@
 //
 // Every write leaves the old content or the new one, whenever the process ends:
 // records go through a temporary file, a line torn by the end is cut off when it
-// is read again. Records and contents are synced to the disk, answers are not:
-// after a power failure the last seconds of them may be missing, and are computed
-// again. Knows no HTTP and no scheduling. One thread.
+// is read again. Records and contents survive the machine too when the call that
+// keeps them returns; answers do after sync(), and nobody should be told of them
+// before. Knows no HTTP and no scheduling. One thread, except where said.
 #pragma once
 
 #include <cstdint>
@@ -18,6 +18,7 @@
 #include <string_view>
 #include <vector>
 
+#include "base/files.h"
 #include "base/result.h"
 #include "serve/saved_batch.h"
 
@@ -38,20 +39,25 @@ class StateDirectory {
   };
 
   // Makes it if need be, locks it and proves that it can be written.
-  static Result<std::unique_ptr<StateDirectory>> open(const std::string& path);
-  ~StateDirectory();
+  static Result<std::unique_ptr<StateDirectory>> open(const std::string& path,
+                                                      Files& files = system_files());
   StateDirectory(const StateDirectory&) = delete;
   StateDirectory& operator=(const StateDirectory&) = delete;
 
   // Oldest first. What cannot be read is left where it is, with a line in `problems`.
   std::vector<KeptFile> files(std::vector<std::string>& problems) const;
+  // What is read of answers is synced.
   std::vector<KeptBatch> batches(std::vector<std::string>& problems) const;
 
+  // Any thread, each file by one at a time.
   Result<void> save_file(const serve::SavedFile& file, std::string_view content);
   Result<void> remove_file(const std::string& id);
   Result<void> save_batch(const serve::SavedBatch& batch);
-  // All of the line or nothing of it.
+  // All of the line or nothing of it; survives the machine after sync().
   Result<void> append(const std::string& batch_id, Journal journal, std::string_view line);
+  // Any thread. After an error the journal has to be written again, as a whole.
+  Result<void> sync(const std::string& batch_id, Journal journal);
+  Result<void> replace(const std::string& batch_id, Journal journal, std::string_view lines);
   // The lines are in files now.
   void remove_journals(const std::string& batch_id);
   void remove_batch(const std::string& batch_id);
@@ -59,13 +65,19 @@ class StateDirectory {
   const std::string& path() const { return path_; }
 
  private:
-  StateDirectory(std::string path, int lock) : path_(std::move(path)), lock_(lock) {}
+  StateDirectory(std::string path, Files& files, std::unique_ptr<Files::Lock> lock)
+      : path_(std::move(path)), files_(&files), lock_(std::move(lock)) {}
 
   std::string file_path(const std::string& id, const char* suffix) const;
   std::string batch_path(const std::string& id, const char* suffix) const;
 
+  // The whole lines of a journal. What a sudden end left behind them is cut off, so that the
+  // next line begins at the beginning of one.
+  Result<std::string> read_journal(const std::string& path) const;
+
   std::string path_;
-  int lock_;  // a descriptor
+  Files* files_;
+  std::unique_ptr<Files::Lock> lock_;
 };
 
 }  // namespace galley::server
