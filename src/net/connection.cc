@@ -14,7 +14,13 @@ namespace galley::net {
 namespace {
 
 constexpr std::chrono::milliseconds kLingerTime{2000};
+// For a handshake or a head, when others wait for a connection.
+constexpr std::chrono::milliseconds kPatience{1000};
 constexpr size_t kKeptBufferBytes = 4096;
+// What one connection may do before the others have their turn: a client that sends without end
+// would have the loop for itself.
+constexpr int kRoundsTogether = 16;  // about one request each
+constexpr size_t kBytesTogether = size_t{256} << 10;
 
 int64_t wall_seconds() {
   using std::chrono::duration_cast;
@@ -141,6 +147,11 @@ Connection::Connection(ConnectionHost& host, std::unique_ptr<Descriptor> descrip
 
 Connection::~Connection() = default;
 
+bool Connection::can_make_room(Clock::time_point now) const {
+  if (phase_ == Phase::kHandshake || phase_ == Phase::kHead) return now - since_ > kPatience;
+  return idle();
+}
+
 void Connection::enter(Phase phase) {
   phase_ = phase;
   since_ = Clock::now();
@@ -153,10 +164,12 @@ void Connection::pump() {
   }
   const std::shared_ptr<Connection> self = shared_from_this();
   pumping_ = true;
+  bytes_left_ = kBytesTogether;
+  int rounds = 0;
   do {
     again_ = false;
     advance();
-  } while (again_ && phase_ != Phase::kClosed);
+  } while (again_ && phase_ != Phase::kClosed && ++rounds < kRoundsTogether);
   pumping_ = false;
   if (phase_ != Phase::kClosed) arm();
 }
@@ -220,6 +233,10 @@ bool Connection::wants_input() const {
 void Connection::receive() {
   if (!input_.empty() && phase_ != Phase::kAnswer && phase_ != Phase::kLinger) consume();
   while (wants_input()) {
+    if (bytes_left_ == 0) {
+      again_ = true;
+      return;
+    }
     const IoResult result = transport_.read(host_->scratch);
     read_wants_write_ = result.status == IoStatus::kWantWrite;
     if (result.status == IoStatus::kWantRead || result.status == IoStatus::kWantWrite) return;
@@ -229,6 +246,7 @@ void Connection::receive() {
       if (phase_ != Phase::kAnswer || !answer_done_) close();
       return;
     }
+    bytes_left_ -= std::min(bytes_left_, result.bytes);
     if (phase_ == Phase::kLinger) continue;
     input_.append(host_->scratch, 0, result.bytes);
     if (phase_ != Phase::kAnswer) consume();
@@ -340,7 +358,9 @@ void Connection::arm() {
       self->pump();
     });
   }
-  if ((!output_.empty() || read_wants_write_) && !waits_writable_) {
+  // With something left to do now it waits for a socket that is writable, as most are: its turn
+  // comes after the others'. When it is not, the client has to take its answers first.
+  if ((!output_.empty() || read_wants_write_ || again_) && !waits_writable_) {
     waits_writable_ = true;
     descriptor_->when_writable([self = shared_from_this()] {
       self->waits_writable_ = false;

@@ -43,13 +43,15 @@ class Connection : public std::enable_shared_from_this<Connection> {
   Connection(ConnectionHost& host, std::unique_ptr<Descriptor> descriptor, const TlsContext* tls);
   ~Connection();
 
-  // Goes on as far as possible without waiting.
+  // Goes on without waiting, for as long as a turn lasts.
   void pump();
   // Ends what takes too long.
   void check_time(Clock::time_point now);
   void close();
 
   bool idle() const { return phase_ == Phase::kIdle; }
+  // Asks for nothing, or takes its time to: may go when somebody else needs its place.
+  bool can_make_room(Clock::time_point now) const;
   Clock::time_point since() const { return since_; }
 
  private:
@@ -106,6 +108,7 @@ class Connection : public std::enable_shared_from_this<Connection> {
 
   bool pumping_ = false;
   bool again_ = false;
+  size_t bytes_left_ = 0;  // to be read in this turn
   bool waits_readable_ = false;
   bool waits_writable_ = false;
   bool read_wants_write_ = false;  // TLS

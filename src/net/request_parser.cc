@@ -42,6 +42,9 @@ std::optional<ParseFailure> check_head(const http::request<http::string_body>& m
   if (hosts > 1) return ParseFailure{400, "a request has one Host field, not several"};
   // The grammar takes any list that ends with chunked; the others would be left undone.
   const std::string_view transfer = view(message[http::field::transfer_encoding]);
+  if (!transfer.empty() && message.version() < 11) {
+    return ParseFailure{400, "HTTP/1.0 has no transfer encodings; send a Content-Length"};
+  }
   if (!transfer.empty() && !equal_ignoring_case(transfer, "chunked")) {
     return ParseFailure{501, "of transfer encodings only chunked is understood here"};
   }

@@ -128,6 +128,7 @@ TEST(RequestParser, OneHostAndNoEncodingThatIsLeftUndone) {
   const std::string post = "POST / HTTP/1.1\r\nHost: a\r\n";
   EXPECT_EQ(status_of("GET / HTTP/1.1\r\nHost: a\r\nHost: b\r\n\r\n"), 400);
   EXPECT_EQ(status_of(post + "Transfer-Encoding: gzip, chunked\r\n\r\n0\r\n\r\n"), 501);
+  EXPECT_EQ(status_of("POST / HTTP/1.0\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"), 400);
   EXPECT_EQ(status_of(post + "Transfer-Encoding: Chunked\r\n\r\n0\r\n\r\n"), 200);
   EXPECT_EQ(status_of(post + "Content-Encoding: gzip\r\nContent-Length: 1\r\n\r\nx"), 415);
   EXPECT_EQ(status_of(post + "Content-Encoding: identity\r\nContent-Length: 1\r\n\r\nx"), 200);

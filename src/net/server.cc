@@ -110,11 +110,11 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
       if (fd < 0) {
         const bool exhausted =
             errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM;
-        return !exhausted || close_longest_idle();
+        return !exhausted || close_longest_waiting();
       }
       ++host_.counts.accepted;
       const auto open = static_cast<int32_t>(connections_.size());
-      if (open >= host_.options.connections_max && !close_longest_idle()) {
+      if (open >= host_.options.connections_max && !close_longest_waiting()) {
         refuse(fd);
         continue;
       }
@@ -126,10 +126,12 @@ class Server::Impl : public std::enable_shared_from_this<Server::Impl> {
   }
 
   // Makes room for a new client at the cost of one that asks for nothing.
-  bool close_longest_idle() {
+  bool close_longest_waiting() {
     std::shared_ptr<Connection> longest;
+    const auto now = Connection::Clock::now();
     for (const auto& [key, connection] : connections_) {
-      if (connection->idle() && (longest == nullptr || connection->since() < longest->since())) {
+      if (connection->can_make_room(now) &&
+          (longest == nullptr || connection->since() < longest->since())) {
         longest = connection;
       }
     }

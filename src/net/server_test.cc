@@ -40,6 +40,7 @@ class Client {
     if (fd_ >= 0) ::close(fd_);
     fd_ = -1;
   }
+  void shut_down() const { ::shutdown(fd_, SHUT_RDWR); }
   void send(std::string_view bytes) const { ::send(fd_, bytes.data(), bytes.size(), MSG_NOSIGNAL); }
 
   // Until `end` is in what came, the connection ends, or time is up.
@@ -287,6 +288,55 @@ TEST_F(ServerTest, AFullHouseMakesRoomOrSaysSo) {
   Client third(port_);
   EXPECT_TRUE(third.receive_all().starts_with("HTTP/1.1 503"));
   EXPECT_EQ(counts().refused, 1);
+}
+
+// Heads that take their time hold no place that somebody else asks for.
+TEST_F(ServerTest, SlowHeadsMakeRoom) {
+  ServerOptions options;
+  options.connections_max = 2;
+  start(options);
+  const Client first(port_);
+  const Client second(port_);
+  first.send("GET /wait HTTP/1.1\r\n");
+  second.send("GET /wait HTTP/1.1\r\n");
+  ASSERT_TRUE(soon([&] { return counts().connections == 2; }));
+  std::this_thread::sleep_for(milliseconds(1100));
+  Client third(port_);
+  third.send("GET /whole HTTP/1.1\r\nHost: a\r\n\r\n");
+  EXPECT_NE(third.receive_until("\r\n\r\n!").find("200 OK"), std::string::npos);
+}
+
+// Whoever sends without end, whatever it is, leaves the loop to the others between two turns.
+TEST_F(ServerTest, NobodyHasTheLoopForItself) {
+  start({});
+  const std::string requests = [] {
+    std::string text;
+    while (text.size() < 1 << 20) text += "GET /whole HTTP/1.1\r\nHost: a\r\n\r\n";
+    return text;
+  }();
+  for (const std::string& endless :
+       {requests, std::string(1 << 20, '\n'), "NOT HTTP\r\n\r\n" + std::string(1 << 20, 'x')}) {
+    Client greedy(port_);
+    std::atomic<bool> stop = false;
+    std::thread sends([&] {
+      while (!stop) greedy.send(endless);
+    });
+    std::thread takes([&] {
+      while (!stop) greedy.receive_until("!", milliseconds(20));
+    });
+    std::this_thread::sleep_for(milliseconds(100));
+    int answered = 0;
+    for (int i = 0; i < 5; ++i) {
+      Client other(port_);
+      other.send("GET /whole HTTP/1.1\r\nHost: a\r\n\r\n");
+      answered += other.receive_until("\r\n\r\n!", milliseconds(2000)).ends_with("!") ? 1 : 0;
+    }
+    stop = true;
+    greedy.shut_down();  // both threads come back from their calls
+    sends.join();
+    takes.join();
+    EXPECT_EQ(answered, 5) << endless.substr(0, 20);
+  }
 }
 
 TEST_F(ServerTest, BodiesTogetherHaveALimit) {

@@ -87,6 +87,10 @@ Result<void> read_common(const JsonValue& body, ApiRequest& request) {
       {"guided_json", "guided_regex", "guided_choice", "guided_grammar", "structured_outputs",
        "allowed_token_ids", "bad_words", "stop_token_ids", "prompt_logprobs", "use_beam_search"},
       "is not supported"));
+  // The empty schema is not the absence of one: any JSON, but nothing else.
+  if (const auto schema = given(body, "guided_json")) {
+    return unsupported(*schema, "is not supported");
+  }
   request.model = TRY(read_name(body, "model"));
   TRY(read_sampling(body, request.sampling));
   TRY(check_sampling(request.sampling));

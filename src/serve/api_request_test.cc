@@ -291,6 +291,9 @@ TEST(ApiRequest, WhatWouldChangeTheAnswerIsNotIgnored) {
     EXPECT_EQ(failure(parse, R"({"max_tokens":1,"messages":[{"role":"user","content":"a"}],
                                  "guided_json":null,"stop_token_ids":[]})"),
               "accepted");
+    EXPECT_EQ(failure(parse, R"({"max_tokens":1,"messages":[{"role":"user","content":"a"}],
+                                 "guided_json":{}})"),
+              "unsupported_feature [guided_json] guided_json: is not supported");
   }
 }
 

@@ -8,6 +8,8 @@
 #include <cstdio>
 #include <nlohmann/json.hpp>
 
+#include "base/utf8.h"
+
 namespace galley::server {
 namespace {
 
@@ -48,7 +50,8 @@ Result<LogLevel> parse_log_level(std::string_view name) {
 }
 
 LogEvent& LogEvent::add(std::string_view key, std::string_view value) {
-  fields_.push_back({std::string(key), std::string(value.substr(0, kValueBytesMax)), false});
+  // Clients choose paths and fields; whoever reads the log expects text.
+  fields_.push_back({std::string(key), to_utf8(value.substr(0, kValueBytesMax)), false});
   if (value.size() > kValueBytesMax) fields_.back().value += "...";
   return *this;
 }

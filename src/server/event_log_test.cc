@@ -5,6 +5,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include "base/utf8.h"
+
 namespace galley::server {
 namespace {
 
@@ -18,13 +20,15 @@ TEST(LogEvent, TheIdComesFirst) {
 TEST(LogEvent, ValuesStayInTheirFields) {
   for (const std::string& value :
        {std::string("a b"), std::string("a\"b"), std::string("a\\"), std::string("a=b\nevent=c"),
-        std::string(""), std::string("\xff\x00x", 3), std::string(2000, 'x')}) {
+        std::string(""), std::string("\xff\x00x", 3), std::string(2000, 'x'),
+        std::string(511, 'x') + "\u00e9"}) {
     LogEvent event("e");
     event.add("v", value).add("w", 1);
     const std::string text = event.text();
     EXPECT_EQ(text.find('\n'), std::string::npos);
     EXPECT_TRUE(text.starts_with("event=e v=") && text.ends_with(" w=1")) << text;
     EXPECT_LT(text.size(), 700U);
+    EXPECT_TRUE(is_utf8(text)) << text;
     std::string object = "{";
     object.append(event.json()).append("}");
     const auto json = nlohmann::json::parse(object, nullptr, false);
