@@ -3,6 +3,7 @@
 #include <sched.h>
 
 #include "base/check.h"
+#include "base/thread_name.h"
 
 namespace galley {
 namespace {
@@ -93,6 +94,7 @@ void ThreadPool::take_parts(uint32_t generation, int thread) {
 }
 
 void ThreadPool::work(int thread) {
+  name_thread("galley-kernels");
   uint32_t seen = 0;
   for (;;) {
     int spins = 0;

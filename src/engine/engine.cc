@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/thread_name.h"
 
 namespace galley::engine {
 namespace {
@@ -142,6 +143,7 @@ void Engine::stop() {
 }
 
 void Engine::run() {
+  name_thread("galley-engine");
   while (take_inbox()) {
     if (!step()) return;
   }

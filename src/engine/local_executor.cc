@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "base/check.h"
+#include "base/thread_name.h"
 #include "model/device_room.h"
 
 namespace galley::engine {
@@ -138,6 +139,7 @@ Result<StepResult> LocalExecutor::collect() {
 // --- the thread that computes ------------------------------------------------
 
 void LocalExecutor::work() {
+  name_thread("galley-step");
   for (uint32_t number = 1;; ++number) {
     submitted_.wait(number - 1, std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;

@@ -4,6 +4,8 @@
 
 #include <utility>
 
+#include "base/thread_name.h"
+
 namespace galley::server {
 namespace {
 
@@ -38,6 +40,7 @@ bool Workers::post(size_t bytes, std::function<void()> work) {
 }
 
 void Workers::run() {
+  name_thread("galley-worker");
   while (true) {
     Job job;
     {

@@ -17,6 +17,7 @@
 #include <utility>
 
 #include "base/machine.h"
+#include "base/thread_name.h"
 #include "model/preload.h"
 #include "net/address.h"
 #include "net/event_loop.h"
@@ -154,7 +155,10 @@ class Serving {
     if (state_ != nullptr) service_->keep_state(*state_);
     // A reload while it loads changes options_ under the loop's thread.
     const ServeOptions at_start = options_;
-    std::thread loop_thread([this] { loop_.run(); });
+    std::thread loop_thread([this] {
+      name_thread("galley-loop");
+      loop_.run();
+    });
     Result<int> code = load_and_wait(at_start);
     if (engine_ != nullptr) engine_->stop();
     loop_.stop();
