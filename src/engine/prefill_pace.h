@@ -2,12 +2,16 @@
 // tokens keep coming: learned from how long steps take.
 //
 // A step of decode rows alone takes d, each prompt row that runs every layer b more
-// (others count by their share, row_cost.h). Both
-// come from a least-squares line through the last steps that decoded, with
-// older steps fading. Knows numbers only; whoever has a clock feeds it. Chunking
-// never changes a token, so neither does this.
+// (others count by their share, row_cost.h). d is the median of the last steps with few
+// prompt rows or none, b that of the last ones with many. Each remembers its own: long
+// prompts are rare, and what the last one taught is not forgotten while streams have the
+// machine to themselves. Medians, since what a busy machine adds to some steps is not
+// what steps cost. Knows numbers only; whoever has a clock feeds it. Chunking never
+// changes a token, so neither does this.
 #pragma once
 
+#include <array>
+#include <cstddef>
 #include <cstdint>
 
 namespace galley::engine {
@@ -18,7 +22,7 @@ struct PrefillPaceOptions {
   int32_t rows_first = 64;  // until something was measured
   // The longest step, in decode-only steps. More lets prompts keep more of their lone rate; the
   // bars are half of it, and p99 of the time between tokens within three medians.
-  double stretch_max = 2.6;
+  double stretch_max = 2.55;
 };
 
 class PrefillPace {
@@ -31,20 +35,28 @@ class PrefillPace {
 
   int32_t rows_beside_decode() const { return rows_; }
   // Seconds; 0 until known.
-  double decode_step() const { return decode_step_; }
-  double prefill_row() const { return prefill_row_; }
+  double decode_step() const { return decode_step_.median(); }
+  double prefill_row() const { return prefill_row_.median(); }
 
  private:
+  class Recent {
+   public:
+    void add(double value);
+    double median() const { return median_; }  // of the last values
+
+   private:
+    static constexpr size_t kCount = 48;  // some long prompts, or half a second of streams
+    std::array<double, kCount> values_{};
+    size_t added_ = 0;
+    double median_ = 0;
+  };
+
   PrefillPaceOptions options_;
   int32_t rows_;
-  double decode_step_ = 0;
-  double prefill_row_ = 0;
-  // Fading sums over steps: of 1, p, t, p p and p t.
-  double count_ = 0;
-  double rows_sum_ = 0;
-  double time_sum_ = 0;
-  double rows_squared_ = 0;
-  double rows_time_ = 0;
+  Recent decode_step_;
+  int32_t decode_rows_ = 0;  // that it is of
+  Recent prefill_row_;
+  int32_t since_light_ = 0;  // steps since one had few prompt rows
 };
 
 }  // namespace galley::engine

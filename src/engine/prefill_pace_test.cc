@@ -1,5 +1,6 @@
 // The pace finds what a simulated machine can afford, follows it when it
-// changes, and is not thrown by one step that was held up.
+// changes, remembers it while no prompt comes, and is not thrown by steps that
+// were held up.
 #include "engine/prefill_pace.h"
 
 #include <gtest/gtest.h>
@@ -22,7 +23,7 @@ TEST(PrefillPace, StretchesAStepAsFarAsAllowed) {
   EXPECT_NEAR(pace.rows_beside_decode(), 90, 1);  // 1.5 * 6 ms / 0.1 ms
   EXPECT_NEAR(pace.decode_step(), 0.006, 1e-4);
   EXPECT_NEAR(pace.prefill_row(), 0.0001, 1e-6);
-  run(pace, 300, 0.012, 0.0001);  // more sequences decode
+  run(pace, 300, 0.012, 0.0001);  // each sequence costs more
   EXPECT_NEAR(pace.rows_beside_decode(), 180, 10);
 }
 
@@ -45,6 +46,43 @@ TEST(PrefillPace, OneHeldUpStepAndStepsWithoutDecodingChangeLittle) {
   EXPECT_NEAR(pace.rows_beside_decode(), before, 2);
   for (int i = 0; i < 100; ++i) pace.note(512, 0, 0.5);
   EXPECT_NEAR(pace.rows_beside_decode(), before, 2);
+}
+
+TEST(PrefillPace, RemembersWhatALongPromptTaughtWhileStreamsAreAlone) {
+  PrefillPace pace({.rows_max = 512, .stretch_max = 2.5});
+  run(pace, 90, 0.006, 0.0001);
+  const int32_t before = pace.rows_beside_decode();
+  for (int i = 0; i < 1000; ++i) pace.note(0, 8, 0.006);
+  EXPECT_EQ(pace.rows_beside_decode(), before);
+  // Short prompts have few rows, each of which costs more.
+  for (int i = 0; i < 1000; ++i) pace.note(i % 3 == 0 ? 25 : 0, 8, i % 3 == 0 ? 0.0095 : 0.006);
+  EXPECT_NEAR(pace.rows_beside_decode(), before, 2);
+}
+
+TEST(PrefillPace, StepsThatWereHeldUpAreNotWhatStepsCost) {
+  PrefillPace pace({.rows_max = 512, .stretch_max = 2.5});
+  for (int i = 0; i < 600; ++i) {
+    const int32_t rows = i % 30 < 10 ? pace.rows_beside_decode() : 0;
+    const double held_up = i % 7 == 0 ? 0.02 : 0;
+    pace.note(rows, 8, 0.006 + rows * 0.0001 + held_up);
+  }
+  EXPECT_NEAR(pace.rows_beside_decode(), 90, 2);
+}
+
+// Prompts all the time: no step tells what decode rows cost alone.
+TEST(PrefillPace, FollowsMoreStreamsAlsoWhenPromptsNeverEnd) {
+  PrefillPace pace({.rows_max = 512, .stretch_max = 2.5});
+  run(pace, 90, 0.006, 0.0001);
+  for (int i = 0; i < 200; ++i) {
+    const int32_t rows = pace.rows_beside_decode();
+    pace.note(rows, 16, 0.012 + rows * 0.0001);
+  }
+  EXPECT_NEAR(pace.rows_beside_decode(), 180, 2);
+  for (int i = 0; i < 200; ++i) {  // as many, with longer contexts
+    const int32_t rows = pace.rows_beside_decode();
+    pace.note(rows, 16, 0.015 + rows * 0.0001);
+  }
+  EXPECT_NEAR(pace.rows_beside_decode(), 225, 60);
 }
 
 }  // namespace
