@@ -76,6 +76,9 @@ TEST(Json, FindsRepeatedKeysWhereAsked) {
   const char* text = R"({"a": {"x": 1}, "b": {"x": 1, "x": 2}})";
   EXPECT_EQ(parse_error(text), "");
   EXPECT_EQ(parse_error(text, {.unique_keys = true}), "the key \"x\" appears twice in one object");
+  const std::string name = "a\\n" + std::string(1000, 'b');
+  EXPECT_EQ(parse_error("{\"" + name + "\":1,\"" + name + "\":2}", {.unique_keys = true}),
+            "the key \"" + name.substr(0, 65) + "...\" appears twice in one object");
 }
 
 TEST(Json, KeepsTheOrderOfKeys) {
