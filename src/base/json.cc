@@ -6,6 +6,8 @@
 #include <set>
 #include <utility>
 
+#include "base/shown_text.h"
+
 namespace galley {
 namespace {
 
@@ -64,13 +66,6 @@ Survey survey(std::string_view text) {
   return found;
 }
 
-// A key as a JSON text shows it: in one line, whatever it has inside, and not at any length.
-std::string shown_key(const std::string& name) {
-  constexpr size_t kShown = 64;
-  return json(name.size() <= kShown ? name : name.substr(0, kShown) + "...")
-      .dump(-1, ' ', false, json::error_handler_t::replace);
-}
-
 // Builds the value through the library's own builder, and remembers what the
 // builder forgets: repeated keys, the order of keys, and where and why parsing
 // stopped.
@@ -98,7 +93,7 @@ class Builder : public nlohmann::detail::json_sax_dom_parser<json> {
   }
   bool key(std::string& name) {
     if (unique_keys_ && !keys_.back().insert(name).second) {
-      reason_ = "the key " + shown_key(name) + " appears twice in one object";
+      reason_ = "the key " + shown_text(name) + " appears twice in one object";
       return false;
     }
     if (keep_order_) orders_[open_.back()].push_back(name);

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/shown_text.h"
 #include "serve/api_request_fields.h"
 #include "serve/message_json.h"
 #include "serve/python_json.h"
@@ -107,7 +108,7 @@ Result<void> add_tool(const JsonValue& item, const ToolParts& parts, Conversatio
   if (!made) return Error{made.error().code, item.path() + "." + made.error().message};
   const bool known = std::any_of(conversation.tools.begin(), conversation.tools.end(),
                                  [&](const Tool& other) { return other.name == made->name; });
-  if (known) return parts.name->error("is the name of an earlier tool: \"" + made->name + "\"");
+  if (known) return parts.name->error("is the name of an earlier tool: " + shown_text(made->name));
   if (conversation.tools.size() == kToolsMax) {
     return item.error("is one too many: at most " + std::to_string(kToolsMax) + " tools");
   }
@@ -120,8 +121,7 @@ Result<void> choose_tool(const JsonValue& field, std::string_view name,
   const bool known = std::any_of(conversation.tools.begin(), conversation.tools.end(),
                                  [&](const Tool& tool) { return tool.name == name; });
   if (!known) {
-    return field.error("names a tool that is not among the tools: \"" +
-                       std::string(name.substr(0, 64)) + "\"");
+    return field.error("names a tool that is not among the tools: " + shown_text(name));
   }
   conversation.tool_choice = ToolChoice::kRequired;
   conversation.chosen_tool = std::string(name);

@@ -4,6 +4,7 @@
 #include <optional>
 #include <utility>
 
+#include "base/shown_text.h"
 #include "serve/control_text.h"
 #include "serve/prompt_writer.h"
 #include "serve/tool_markup.h"
@@ -54,7 +55,7 @@ Result<std::vector<Tool>> offered_tools(const Conversation& conversation) {
     return Error{ErrorCode::kInvalid,
                  conversation.chosen_tool.empty()
                      ? "tool_choice: a tool call is required, but there are no tools"
-                     : "tool_choice: there is no tool \"" + conversation.chosen_tool + "\""};
+                     : "tool_choice: there is no tool " + shown_text(conversation.chosen_tool)};
   }
   return offered;
 }

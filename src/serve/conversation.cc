@@ -4,6 +4,7 @@
 #include <cctype>
 #include <set>
 
+#include "base/shown_text.h"
 #include "serve/python_json.h"
 
 namespace galley::serve {
@@ -47,8 +48,8 @@ Result<std::string> qualified_name(const JsonValue& name, const Namespace& space
 }
 
 Error call_error(const std::string& id, size_t message, std::string_view reason) {
-  return {ErrorCode::kInvalid, "messages[" + std::to_string(message) + "]: tool call \"" +
-                                   id.substr(0, 64) + "\" " + std::string(reason)};
+  return {ErrorCode::kInvalid, "messages[" + std::to_string(message) + "]: tool call " +
+                                   shown_text(id) + " " + std::string(reason)};
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "base/shown_text.h"
 #include "serve/python_json.h"
 
 namespace galley::serve {
@@ -24,8 +25,7 @@ Result<Role> parse_role(const JsonValue& value) {
   if (name == "assistant") return Role::kAssistant;
   if (name == "tool") return Role::kTool;
   if (name == "latest_reminder") return Role::kReminder;
-  return value.error("must be system, user, assistant or tool, not \"" +
-                     std::string(name.substr(0, 40)) + "\"");
+  return value.error("must be system, user, assistant or tool, not " + shown_text(name));
 }
 
 Result<ContentPart> parse_part(const JsonValue& part) {
@@ -40,7 +40,7 @@ Result<ContentPart> parse_part(const JsonValue& part) {
     const JsonValue url = image.is_string() ? image : TRY(image.at("url"));
     return ContentPart{PartKind::kImage, std::string(TRY(url.as_string()))};
   }
-  return type.error("text and image content only, not \"" + std::string(name.substr(0, 40)) + "\"");
+  return type.error("text and image content only, not " + shown_text(name));
 }
 
 Result<std::vector<ContentPart>> parse_content(const JsonValue& value) {
@@ -153,7 +153,7 @@ Result<std::vector<Tool>> parse_tools(const JsonValue& tools) {
     }
     const bool known = std::any_of(parsed.begin(), parsed.end(),
                                    [&](const Tool& other) { return other.name == tool.name; });
-    if (known) return function.error("has the name of an earlier tool: \"" + tool.name + "\"");
+    if (known) return function.error("has the name of an earlier tool: " + shown_text(tool.name));
     parsed.push_back(std::move(tool));
   }
   return parsed;
@@ -164,8 +164,7 @@ Result<std::string> parse_response_format(const JsonValue& format) {
   const std::string_view name = TRY(type.as_string());
   if (name == "text") return std::string();
   if (name == "json_object") return std::string(R"({"type": "json_object"})");
-  Error error = type.error("only text and json_object are supported yet, not \"" +
-                           std::string(name.substr(0, 40)) + "\"");
+  Error error = type.error("only text and json_object are supported yet, not " + shown_text(name));
   error.code = ErrorCode::kUnsupported;
   return error;
 }

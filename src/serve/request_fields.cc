@@ -2,6 +2,7 @@
 
 #include <charconv>
 
+#include "base/shown_text.h"
 #include "serve/stop_text.h"
 
 namespace galley::serve {
@@ -25,7 +26,7 @@ Result<void> read_logit_bias(const JsonValue& object, engine::SamplingOptions& s
     int32_t id = 0;
     const auto [end, code] = std::from_chars(key.data(), key.data() + key.size(), id);
     if (code != std::errc() || end != key.data() + key.size() || id < 0) {
-      return field->error("has a key that is no token id: \"" + key.substr(0, 40) + "\"");
+      return field->error("has a key that is no token id: " + shown_text(key));
     }
     const JsonValue bias = TRY(field->at(key));
     sampling.logit_bias.emplace_back(id, static_cast<float>(TRY(bias.as_number())));

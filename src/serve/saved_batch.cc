@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "base/json.h"
+#include "base/shown_text.h"
 #include "serve/api_json.h"
 #include "serve/request_fields.h"
 
@@ -34,7 +35,7 @@ Result<BatchStatus> status_of(const JsonValue& field, std::string_view name) {
     const auto status = static_cast<BatchStatus>(i);
     if (name == batch_status_name(status)) return status;
   }
-  return field.error("names no status: \"" + std::string(name.substr(0, 40)) + "\"");
+  return field.error("names no status: " + shown_text(name));
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <nlohmann/json.hpp>
 #include <utility>
 
+#include "base/shown_text.h"
 #include "serve/page_asset.h"
 
 namespace galley::server {
@@ -368,7 +369,7 @@ void Service::get_model(std::unique_ptr<Call> call) {
   const auto body = serve::model_body(cards(), name);
   if (body) return reply(std::move(call), 200, *body);
   refuse(std::move(call),
-         {serve::ApiFault::kModelNotFound, "no model \"" + name.substr(0, 200) + "\" here", ""});
+         {serve::ApiFault::kModelNotFound, "no model " + shown_text(name) + " here", ""});
 }
 
 // --- Life of the service ---

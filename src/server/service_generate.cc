@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "base/shown_text.h"
 #include "server/service.h"
 
 namespace galley::server {
@@ -226,10 +227,9 @@ std::optional<serve::ApiError> Service::check_model(std::string_view name) const
   if (name.empty() || std::find(names.begin(), names.end(), name) != names.end()) {
     return std::nullopt;
   }
-  return serve::ApiError{serve::ApiFault::kModelNotFound,
-                         "no model \"" + std::string(name.substr(0, 200)) +
-                             "\" here; GET /v1/models lists what there is",
-                         "model"};
+  return serve::ApiError{
+      serve::ApiFault::kModelNotFound,
+      "no model " + shown_text(name) + " here; GET /v1/models lists what there is", "model"};
 }
 
 std::optional<serve::ApiError> Service::check_fit(const Prepared& prepared) const {
