@@ -25,6 +25,8 @@ from galley_program import BINARY, SANITIZED, SOURCE
 CLIENTS = 24
 WORDS = "the dog and a cat went to see old Lily by red house in garden with ball for you".split()
 MEMORY_SLACK = 1.02
+# The server touches its snapshot memory as states come: so much is full before the first third ends.
+SNAPSHOT_MIB = 16
 SAMPLE_S = 0.5
 
 
@@ -214,7 +216,7 @@ def main():
     log = tempfile.TemporaryFile("a+")  # the server appends, wherever it was read
     server = subprocess.Popen(
         [BINARY, "serve", "-m", str(SOURCE / "models/nano"), "--port", "0", "--context", "2048",
-         "--sequences", "16", "--drain-grace", "0"],
+         "--sequences", "16", "--drain-grace", "0", "--snapshot-memory", str(SNAPSHOT_MIB)],
         stderr=log, env=environment)
     try:
         return soak(server, log, options)
