@@ -9,24 +9,11 @@
 #include <cstring>
 #include <utility>
 
+#include "base/file_descriptor.h"
 #include "base/mapping_fault.h"
 
 namespace galley {
 namespace {
-
-class FileDescriptor {
- public:
-  explicit FileDescriptor(int fd) : fd_(fd) {}
-  ~FileDescriptor() {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  FileDescriptor(const FileDescriptor&) = delete;
-  FileDescriptor& operator=(const FileDescriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
-};
 
 Error system_error(const char* action, const std::string& path, int number) {
   ErrorCode code = ErrorCode::kIo;

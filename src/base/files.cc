@@ -12,6 +12,7 @@
 #include <system_error>
 
 #include "base/file.h"
+#include "base/file_descriptor.h"
 
 namespace galley {
 namespace {
@@ -21,18 +22,9 @@ Error failed(const std::string& path, int code) {
   return {full ? ErrorCode::kExhausted : ErrorCode::kIo, path + ": " + std::strerror(code)};
 }
 
-class Descriptor : public Files::Lock {
- public:
-  explicit Descriptor(int fd) : fd_(fd) {}
-  ~Descriptor() override {
-    if (fd_ >= 0) ::close(fd_);
-  }
-  Descriptor(const Descriptor&) = delete;
-  Descriptor& operator=(const Descriptor&) = delete;
-  int get() const { return fd_; }
-
- private:
-  int fd_;
+struct HeldLock : Files::Lock {
+  explicit HeldLock(int fd) : file(fd) {}
+  const FileDescriptor file;
 };
 
 class SystemFiles : public Files {
@@ -44,13 +36,13 @@ class SystemFiles : public Files {
   }
 
   Result<std::unique_ptr<Lock>> lock(const std::string& path) override {
-    auto file =
-        std::make_unique<Descriptor>(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
-    if (file->get() < 0) return failed(path, errno);
-    if (::flock(file->get(), LOCK_EX | LOCK_NB) != 0) {
+    auto lock =
+        std::make_unique<HeldLock>(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0600));
+    if (lock->file.get() < 0) return failed(path, errno);
+    if (::flock(lock->file.get(), LOCK_EX | LOCK_NB) != 0) {
       return Error{ErrorCode::kInvalid, path + ": is locked"};
     }
-    return std::unique_ptr<Lock>(std::move(file));
+    return std::unique_ptr<Lock>(std::move(lock));
   }
 
   bool exists(const std::string& path) const override { return galley::exists(path); }
@@ -74,7 +66,8 @@ class SystemFiles : public Files {
   }
 
   Result<void> append(const std::string& path, std::string_view text) override {
-    const Descriptor file(::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
+    const FileDescriptor file(
+        ::open(path.c_str(), O_WRONLY | O_CREAT | O_APPEND | O_CLOEXEC, 0600));
     if (file.get() < 0) return failed(path, errno);
     const off_t before = ::lseek(file.get(), 0, SEEK_END);
     int code = 0;
@@ -97,7 +90,7 @@ class SystemFiles : public Files {
   }
 
   Result<void> sync(const std::string& path) override {
-    const Descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    const FileDescriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     if (file.get() < 0 || ::fdatasync(file.get()) != 0) return failed(path, errno);
     return sync_folder_of(path);
   }

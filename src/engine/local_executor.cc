@@ -21,25 +21,18 @@ Result<std::unique_ptr<LocalExecutor>> LocalExecutor::create(const model::Model&
                                                              kernels::Ops& ops,
                                                              const GeneratorOptions& options) {
   const model::KvOptions kv = kv_options(model.config(), options);
-  model::StepOptions step_options;
-  step_options.rows_max = options.rows_max;
-  step_options.sequences_max = options.sequences_max;
-  step_options.logit_rows_max = options.sequences_max;
-  step_options.positions_max = options.positions_max;
-  step_options.replay = options.replay;
-  step_options.on_upload = options.on_upload;
-  if (kv.hold_inputs) step_options.held_rows_max = static_cast<int32_t>(options.window);
+  const model::StepOptions step_of = step_options(kv, options);
   if (!ops.memory().is_host()) {
     const model::DeviceNeeds needs = TRY(model::device_needs(
-        model, kv, {.page_count = options.page_count, .slot_count = options.sequences_max},
-        step_options, ops.memory()));
+        model, kv, {.page_count = options.page_count, .slot_count = options.sequences_max}, step_of,
+        ops.memory()));
     TRY(model::check_device_room(needs, ops.memory().free_bytes()));
   }
   std::unique_ptr<model::KvCache> cache = TRY(model::KvCache::create(
       model.config(), kv, options.page_count, options.sequences_max, ops.memory()));
   std::unique_ptr<SnapshotMemory> snapshots =
       TRY(SnapshotMemory::create(options.snapshot_blocks, options.block_bytes));
-  std::unique_ptr<model::Step> step = TRY(model::Step::create(model, *cache, ops, step_options));
+  std::unique_ptr<model::Step> step = TRY(model::Step::create(model, *cache, ops, step_of));
   return std::unique_ptr<LocalExecutor>(
       new LocalExecutor(options, std::move(cache), std::move(snapshots), std::move(step)));
 }
@@ -248,6 +241,18 @@ model::KvOptions kv_options(const model::Config& config, const GeneratorOptions&
   kv.hold_inputs = options.replay != model::DecoderReplay::kOff;
   kv.reuse_layers = kv.hold_inputs ? config.decoder_source() + 1 : config.layers;
   return kv;
+}
+
+model::StepOptions step_options(const model::KvOptions& kv, const GeneratorOptions& options) {
+  model::StepOptions step;
+  step.rows_max = options.rows_max;
+  step.sequences_max = options.sequences_max;
+  step.logit_rows_max = options.sequences_max;
+  step.positions_max = options.positions_max;
+  step.replay = options.replay;
+  step.on_upload = options.on_upload;
+  if (kv.hold_inputs) step.held_rows_max = static_cast<int32_t>(options.window);
+  return step;
 }
 
 Result<void> size_snapshots(const model::Config& config, int64_t memory_bytes,

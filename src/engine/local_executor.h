@@ -90,6 +90,8 @@ GeneratorOptions generator_options(const model::Config& config, int32_t sequence
                                    int32_t rows_max, int64_t positions_max);
 // How the cache is laid out under these options.
 model::KvOptions kv_options(const model::Config& config, const GeneratorOptions& options);
+// How its steps are, over a cache of `kv`.
+model::StepOptions step_options(const model::KvOptions& kv, const GeneratorOptions& options);
 // Snapshots in at most `memory_bytes` of host memory; after everything else in the options.
 Result<void> size_snapshots(const model::Config& config, int64_t memory_bytes,
                             GeneratorOptions& options);

@@ -1,7 +1,6 @@
 // galley bench: times against floors measured in the same run.
 #include <algorithm>
 #include <cstdio>
-#include <cstdlib>
 #include <fstream>
 #include <nlohmann/json.hpp>
 
@@ -49,13 +48,6 @@ Result<Floors> measure_floors(Backend& backend, double gib) {
   return floors;
 }
 
-// Five digits: more would only be noise.
-double rounded(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.5g", value);
-  return std::strtod(text, nullptr);
-}
-
 void print_case(const BenchCase& bench, const Floors& floors, const std::string& backend,
                 const std::string& machine) {
   const double bytes_s = floors.bytes_per_s > 0 ? bench.bytes / floors.bytes_per_s : 0.0;
@@ -67,21 +59,21 @@ void print_case(const BenchCase& bench, const Floors& floors, const std::string&
   json["rows"] = bench.rows;
   json["sequences"] = bench.sequences;
   json["context"] = bench.context;
-  json["median_ms"] = rounded(1e3 * bench.median_s);
+  json["median_ms"] = rounded(1e3 * bench.median_s, 5);
   json["samples"] = bench.samples;
-  json["rows_per_s"] = rounded(bench.rows_per_s());
+  json["rows_per_s"] = rounded(bench.rows_per_s(), 5);
   // Floors are the host's: a device's are those of `galley bench kernels`.
   if (bench.operations > 0 && floors.bytes_per_s > 0) {
-    json["floor_ms"] = rounded(1e3 * std::max(bytes_s, operations_s));
+    json["floor_ms"] = rounded(1e3 * std::max(bytes_s, operations_s), 5);
     json["floor"] = bytes_s >= operations_s ? "bytes" : "operations";
-    json["ratio"] = rounded(bench.median_s / std::max(bytes_s, operations_s));
-    json["share_of_bandwidth"] = rounded(bytes_s / bench.median_s);
-    json["share_of_dot_peak"] = rounded(operations_s / bench.median_s);
-    json["operations"] = rounded(bench.operations);
-    json["read_bytes_per_s"] = rounded(floors.bytes_per_s);
-    json["dot_operations_per_s"] = rounded(floors.operations_per_s);
+    json["ratio"] = rounded(bench.median_s / std::max(bytes_s, operations_s), 5);
+    json["share_of_bandwidth"] = rounded(bytes_s / bench.median_s, 5);
+    json["share_of_dot_peak"] = rounded(operations_s / bench.median_s, 5);
+    json["operations"] = rounded(bench.operations, 5);
+    json["read_bytes_per_s"] = rounded(floors.bytes_per_s, 5);
+    json["dot_operations_per_s"] = rounded(floors.operations_per_s, 5);
   }
-  if (bench.bytes > 0) json["bytes"] = rounded(bench.bytes);
+  if (bench.bytes > 0) json["bytes"] = rounded(bench.bytes, 5);
   json["bar"] = bench.bar;
   json["met"] = bench.met;
   json["threads"] = bench.threads;

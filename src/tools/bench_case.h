@@ -37,6 +37,10 @@ struct BenchCase {
 
 using ReportCase = std::function<void(const BenchCase&)>;
 
+// The middle one; of an even number the upper of the two.
+double median(std::vector<double> values);
+// To so many digits: more would only be noise.
+double rounded(double value, int digits = 4);
 // Seconds of each call; the median of `samples`, after `warm_ups` that do not count.
 double median_seconds(int warm_ups, int samples, const std::function<double()>& measure);
 

@@ -1,10 +1,10 @@
 // galley bench kernels: the SM90 kernels at the released shapes, one JSON line each.
 #include <cstdio>
-#include <cstdlib>
 #include <nlohmann/json.hpp>
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/kernel_bench.h"
+#include "tools/bench_case.h"
 #include "tools/command.h"
 #include "tools/exit_code.h"
 #include "tools/verbs.h"
@@ -20,13 +20,6 @@ struct KernelBenchOptions {
   int32_t device = 0;
   bool quick = false;
 };
-
-// Four digits: runs differ by more.
-double rounded(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g", value);
-  return std::strtod(text, nullptr);
-}
 
 void print(const cuda::KernelTime& time, const cuda::KernelFloors& floors,
            const std::string& device) {

@@ -13,6 +13,7 @@
 #include "base/random.h"
 #include "engine/generator.h"
 #include "engine/local_executor.h"
+#include "tools/bench_case.h"
 #include "tools/exit_code.h"
 #include "tools/interrupt.h"
 #include "tools/loaded_model.h"
@@ -95,17 +96,6 @@ std::vector<int32_t> random_tokens(int64_t count, int32_t vocab_size, uint64_t s
                                           static_cast<double>(vocab_size)));
   }
   return tokens;
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
-
-double rounded(double value) {
-  char text[32];
-  std::snprintf(text, sizeof text, "%.4g", value);
-  return std::strtod(text, nullptr);
 }
 
 struct Way {

@@ -12,17 +12,9 @@
 namespace galley::tools {
 namespace {
 
-// As engine/local_executor.cc makes its step. Buffers are reserved and given back untouched.
-Result<int64_t> workspace_bytes(const model::Config& config,
-                                const engine::GeneratorOptions& options,
-                                const model::KvLayout& layout, bool hold_inputs) {
-  model::StepOptions step;
-  step.rows_max = options.rows_max;
-  step.sequences_max = options.sequences_max;
-  step.logit_rows_max = options.sequences_max;
-  step.positions_max = options.positions_max;
-  step.replay = options.replay;
-  if (hold_inputs) step.held_rows_max = static_cast<int32_t>(options.window);
+// Buffers are reserved and given back untouched.
+Result<int64_t> workspace_bytes(const model::Config& config, const model::KvLayout& layout,
+                                const model::StepOptions& step) {
   model::BufferSource source(kernels::host_memory());
   const model::StepWorkspace workspace(config, layout, step, source, source);
   TRY(source.status());
@@ -41,7 +33,7 @@ Result<ServingNeeds> serving_needs(const model::Config& config, const EngineSett
   needs.context = options.positions_max;
   needs.page_bytes = options.page_count * layout.page_stride;
   needs.slot_bytes = options.sequences_max * layout.slot_bytes;
-  needs.workspace_bytes = TRY(workspace_bytes(config, options, layout, kv.hold_inputs));
+  needs.workspace_bytes = TRY(workspace_bytes(config, layout, engine::step_options(kv, options)));
   needs.snapshot_bytes = options.snapshot_blocks * options.block_bytes;
   const net::ServerOptions server;
   const size_t one_connection =

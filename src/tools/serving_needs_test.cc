@@ -44,18 +44,12 @@ TEST(ServingNeeds, IsWhatTheEngineHolds) {
   settings.snapshot_memory_mib = 4;
   const engine::GeneratorOptions options = *engine_options(config, settings);
   const ServingNeeds needs = *serving_needs(config, settings, 1);
-  const auto cache =
-      *model::KvCache::create(config, engine::kv_options(config, options), options.page_count,
-                              options.sequences_max, kernels::host_memory());
-  model::StepOptions step_options;
-  step_options.rows_max = options.rows_max;
-  step_options.sequences_max = options.sequences_max;
-  step_options.logit_rows_max = options.sequences_max;
-  step_options.positions_max = options.positions_max;
-  step_options.replay = options.replay;
-  step_options.held_rows_max = static_cast<int32_t>(options.window);
-  const auto step =
-      *model::Step::create((*loaded)->model(), *cache, (*loaded)->ops(), step_options);
+  const model::KvOptions kv = engine::kv_options(config, options);
+  const auto cache = *model::KvCache::create(config, kv, options.page_count, options.sequences_max,
+                                             kernels::host_memory());
+  const model::StepOptions step_of = engine::step_options(kv, options);
+  EXPECT_EQ(step_of.held_rows_max, options.window);
+  const auto step = *model::Step::create((*loaded)->model(), *cache, (*loaded)->ops(), step_of);
   EXPECT_EQ(needs.workspace_bytes, step->workspace_bytes());
   EXPECT_EQ(needs.page_bytes, cache->page_count() * cache->layout().page_stride);
   EXPECT_EQ(needs.slot_bytes, cache->slot_count() * cache->layout().slot_bytes);
