@@ -9,6 +9,7 @@
 // multiplies on the ordinary units.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace galley::kernels::cuda {
@@ -51,6 +52,7 @@ struct KeyList {
 __global__ void __launch_bounds__(kThreads)
     attention_kernel(Rows<const Bf16> q, const float* sink, AttentionShape shape, float scale,
                      RopeAngles angles, const AttentionRow* rows, int32_t keys_max, Rows<Bf16> o) {
+  await_earlier();
   extern __shared__ __align__(16) uint8_t shared[];
   const int64_t width = shape.head_dim;
   const int64_t stride = width + 2;
@@ -156,13 +158,11 @@ void launch_attention(Rows<const Bf16> q, const float* sink, const AttentionShap
   const size_t bytes =
       static_cast<size_t>(kTileKeys) * (static_cast<size_t>(shape.head_dim) + 2) * 2 +
       sizeof(float) * kHeads * static_cast<size_t>(shape.head_dim + keys_max);
-  cudaFuncSetAttribute(attention_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       static_cast<int>(bytes));
   const dim3 grid(static_cast<unsigned>(q.rows),
                   static_cast<unsigned>((shape.heads + kHeads - 1) / kHeads));
-  attention_kernel<<<grid, kThreads, bytes, stream>>>(
-      q, sink, shape, static_cast<float>(1.0 / sqrt(static_cast<double>(shape.head_dim))), angles,
-      rows, keys_max, o);
+  launch_kernel(attention_kernel, {grid, kThreads, bytes}, stream, q, sink, shape,
+                static_cast<float>(1.0 / sqrt(static_cast<double>(shape.head_dim))), angles, rows,
+                keys_max, o);
 }
 
 }  // namespace galley::kernels::cuda

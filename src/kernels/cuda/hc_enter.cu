@@ -35,6 +35,7 @@
 
 #include "kernels/cuda/exponential.cuh"
 #include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sm90.cuh"
 
@@ -332,7 +333,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArgume
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
-  for (int turn = 0; turn < kRing - 1; ++turn) copy_ahead(turn);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < 2; ++i) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(written + i * 8), "r"(kWarps)
@@ -342,7 +342,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArgume
   }
   Weights weights;
   auto* lowest = reinterpret_cast<uint4*>(behind) + group * (kStreams * kTiles * kWarp);
-  load_weights<kWhole>(args, channel, upper, weights, lowest);
+  load_weights<kWhole>(args, channel, upper, weights, lowest);  // constant: before the wait
+  await_earlier();
+  for (int turn = 0; turn < kRing - 1; ++turn) copy_ahead(turn);
   float next_pi[2][kStreams] = {};
   if (upper) load_carried<kWhole>(args, tile_row(0), next_pi);
   __syncthreads();
@@ -474,6 +476,7 @@ constexpr int kCoefficientWarps = 8;
 
 __global__ void __launch_bounds__(kCoefficientWarps* kWarp)
     coefficients_kernel(FinishArguments args) {
+  await_earlier();
   const int64_t pair = int64_t{blockIdx.x} * kCoefficientWarps + threadIdx.x / kWarp;
   if (pair * kFinishRows < args.x.rows) coefficients(args, pair * kFinishRows);
 }
@@ -483,6 +486,7 @@ __global__ void __launch_bounds__(kCoefficientWarps* kWarp)
 template <bool kWhole>
 __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
     finish_kernel(FinishArguments args) {
+  await_earlier();
   const int64_t first_row = int64_t{blockIdx.x} * kFinishRows;
   const int threads = args.row_threads;
   const int which = static_cast<int>(threadIdx.x) / threads;
@@ -521,15 +525,10 @@ int64_t slice_count(int64_t hidden) { return divide_up(hidden, kSlice); }
 template <bool kWhole>
 void project(Stream stream, const ProjectArguments& args) {
   constexpr int64_t kBlocks = 132;  // one a processor
-  // More than 48 KB of shared memory has to be asked for, once a kernel and device.
-  static const bool allowed =
-      cudaFuncSetAttribute(project_kernel<kWhole>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           kSharedBytes) == cudaSuccess;
-  CHECK(allowed);
   const int64_t tiles = divide_up(args.x.rows, kTileRows);
   const int64_t parts = std::min(std::max<int64_t>(kBlocks / args.slices, 1), tiles);
   const dim3 grid(static_cast<unsigned>(args.slices), static_cast<unsigned>(parts));
-  project_kernel<kWhole><<<grid, kWarps * kWarp, kSharedBytes, stream>>>(args);
+  launch_kernel(project_kernel<kWhole>, {grid, kWarps * kWarp, kSharedBytes}, stream, args);
 }
 
 template <bool kWhole>
@@ -538,12 +537,12 @@ void launch_finish(Stream stream, const FinishArguments& args) {
   const auto grid = static_cast<unsigned>(divide_up(rows, kFinishRows));
   const int threads = args.row_threads * kFinishRows;
   if (rows <= kFewRows) {
-    finish_kernel<kWhole><<<grid, threads + kWarp, 0, stream>>>(args);
+    launch_kernel(finish_kernel<kWhole>, {grid, threads + kWarp}, stream, args);
     return;
   }
-  finish_kernel<kWhole><<<grid, threads, 0, stream>>>(args);
+  launch_kernel(finish_kernel<kWhole>, {grid, threads}, stream, args);
   const auto warps = static_cast<unsigned>(divide_up(grid, kCoefficientWarps));
-  coefficients_kernel<<<warps, kCoefficientWarps * kWarp, 0, stream>>>(args);
+  launch_kernel(coefficients_kernel, {warps, kCoefficientWarps * kWarp}, stream, args);
 }
 
 }  // namespace

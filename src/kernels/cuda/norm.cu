@@ -1,5 +1,6 @@
 // RMS norm: floor = a row read and written once; the row stays in registers between the two.
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 
 namespace galley::kernels::cuda {
@@ -10,6 +11,7 @@ constexpr int kRowsOfWarps = 4;
 
 template <bool kWhole>
 __global__ void rms_norm_kernel(Rows<const Bf16> x, const Bf16* weight, float eps, Rows<Bf16> y) {
+  await_earlier();
   __shared__ float scratch[kWarp];
   const int64_t row = int64_t{blockIdx.x} * blockDim.y + threadIdx.y;
   if (row >= x.rows) return;  // with several rows a block, a row is one warp and meets no barrier
@@ -42,9 +44,9 @@ void rms_norm(Stream stream, Rows<const Bf16> x, const Bf16* weight, float eps, 
   const dim3 block(threads, rows);
   const auto grid = static_cast<unsigned>(divide_up(x.rows, rows));
   if (is_whole(x) && is_whole(y) && is_whole(weight, x.cols)) {
-    rms_norm_kernel<true><<<grid, block, 0, stream>>>(x, weight, eps, y);
+    launch_kernel(rms_norm_kernel<true>, {grid, block}, stream, x, weight, eps, y);
   } else {
-    rms_norm_kernel<false><<<grid, block, 0, stream>>>(x, weight, eps, y);
+    launch_kernel(rms_norm_kernel<false>, {grid, block}, stream, x, weight, eps, y);
   }
 }
 

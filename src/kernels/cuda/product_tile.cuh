@@ -89,12 +89,14 @@ struct StoredWeights {
   }
 };
 
+// ready() is called once, when the first weights are asked for and before any input is read.
 // sums[t] is the accumulator of rows [8 t, 8 t + 8): element (output g or g + 8, row 2 q or
 // 2 q + 1) with g = lane / 4 and q = lane % 4, in the order of the instruction. x_row(t) is this
 // lane's input row 8 t + g, or null where there is none.
-template <WeightFormat kFormat, int kTiles, class XRow>
+template <WeightFormat kFormat, int kTiles, class XRow, class Ready>
 __device__ __forceinline__ void product_tile(const WeightView& weight, int64_t first_output,
-                                             const XRow& x_row, float (&sums)[kTiles][4]) {
+                                             const XRow& x_row, const Ready& ready,
+                                             float (&sums)[kTiles][4]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int g = lane / 4;
   const int q = lane % 4;
@@ -119,6 +121,12 @@ __device__ __forceinline__ void product_tile(const WeightView& weight, int64_t f
       if (k >= weight.in) continue;
       if (upper < weight.out) stored_upper[ahead].load(weight, upper, k);
       if (lower < weight.out) stored_lower[ahead].load(weight, lower, k);
+    }
+    if (first == 0) ready();
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int64_t k = first + ahead * kTileK + 16 * q;
+      if (k >= weight.in) continue;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         if (x[t] == nullptr) continue;

@@ -6,6 +6,7 @@
 // whose divisions are true ones: so all bits are plain/'s where no norm comes before (a norm's
 // sum has an order of its own).
 #include "kernels/cuda/formats.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/rope.cuh"
 #include "kernels/cuda/row.cuh"
@@ -111,6 +112,7 @@ template <Record kRecord, int kVectors, bool kWhole>
 __global__ void __launch_bounds__(kWarps* kWarp)
     record_kernel(Rows<const Bf16> x, const Bf16* norm_weight, float eps, Rows<const float> cosines,
                   Rows<const float> sines, uint8_t* const* destination, Rows<uint8_t> records) {
+  await_earlier();
   const int64_t row = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (row >= x.rows) return;
   const int lane = threadIdx.x % kWarp;
@@ -150,8 +152,8 @@ void write_records(Stream stream, Rows<const Bf16> x, const Bf16* norm_weight, f
   const auto grid = static_cast<unsigned>(divide_up(x.rows, kWarps));
   const bool whole = is_whole(x) && (norm_weight == nullptr || is_whole(norm_weight, x.cols));
   const auto launch = [&](auto kernel) {
-    kernel<<<grid, kWarps * kWarp, 0, stream>>>(x, norm_weight, eps, angles.cos, angles.sin,
-                                                destination, records);
+    launch_kernel(kernel, {grid, kWarps * kWarp}, stream, x, norm_weight, eps, angles.cos,
+                  angles.sin, destination, records);
   };
   if (!whole) {
     launch(record_kernel<kRecord, kRecordWidthMax / 8 / kWarp, false>);
@@ -168,6 +170,7 @@ void write_records(Stream stream, Rows<const Bf16> x, const Bf16* norm_weight, f
 template <bool kWhole>
 __global__ void __launch_bounds__(256)
     q8_kernel(Rows<const Bf16> x, Rows<uint8_t> codes, Rows<uint8_t> scales, int64_t vectors) {
+  await_earlier();
   const int64_t item = int64_t{blockIdx.x} * 256 + threadIdx.x;
   const int64_t row = item / vectors;
   const int64_t vector = item % vectors;
@@ -193,6 +196,7 @@ template <bool kWhole>
 __global__ void __launch_bounds__(256)
     index_queries_kernel(Rows<Bf16> x, int32_t heads, Rows<const float> cosines,
                          Rows<const float> sines) {
+  await_earlier();
   const int64_t row = blockIdx.x;
   const auto width = static_cast<unsigned>(x.cols) / static_cast<unsigned>(heads);
   const unsigned vectors = width / 8;  // of a head, a multiple of 4
@@ -226,9 +230,9 @@ void quantise_q8(Stream stream, Rows<const Bf16> x, Rows<uint8_t> codes, Rows<ui
   const bool whole =
       is_whole(x) && reinterpret_cast<uintptr_t>(codes.data) % 8 == 0 && codes.stride % 8 == 0;
   if (whole) {
-    q8_kernel<true><<<grid, 256, 0, stream>>>(x, codes, scales, vectors);
+    launch_kernel(q8_kernel<true>, {grid, 256}, stream, x, codes, scales, vectors);
   } else {
-    q8_kernel<false><<<grid, 256, 0, stream>>>(x, codes, scales, vectors);
+    launch_kernel(q8_kernel<false>, {grid, 256}, stream, x, codes, scales, vectors);
   }
 }
 
@@ -253,9 +257,11 @@ void index_queries(Stream stream, Rows<Bf16> x, int32_t heads, const RopeAngles&
   if (x.rows == 0) return;
   const dim3 grid(static_cast<unsigned>(x.rows), static_cast<unsigned>(divide_up(x.cols, 8 * 256)));
   if (is_whole(x)) {
-    index_queries_kernel<true><<<grid, 256, 0, stream>>>(x, heads, angles.cos, angles.sin);
+    launch_kernel(index_queries_kernel<true>, {grid, 256}, stream, x, heads, angles.cos,
+                  angles.sin);
   } else {
-    index_queries_kernel<false><<<grid, 256, 0, stream>>>(x, heads, angles.cos, angles.sin);
+    launch_kernel(index_queries_kernel<false>, {grid, 256}, stream, x, heads, angles.cos,
+                  angles.sin);
   }
 }
 

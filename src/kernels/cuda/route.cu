@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sm90.cuh"
@@ -137,6 +138,7 @@ __device__ __forceinline__ void multiply_stage(const uint8_t* stage,
 // Block (columns, split or 0, rows). kOneSplit: this block has split blockIdx.y alone.
 template <class S, bool kOneSplit, bool kWhole>
 __global__ void __launch_bounds__(S::kThreads) gate_kernel(GateArguments args) {
+  await_earlier();
   extern __shared__ __align__(16) uint8_t shared[];
   const int64_t first_row = int64_t{blockIdx.z} * S::kRows;
   const int64_t first_column = int64_t{blockIdx.x} * S::kColumns;
@@ -331,6 +333,7 @@ __device__ __forceinline__ void choose(const ChoiceArguments& args, int64_t row,
 // A warp a row.
 template <int kEach>
 __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArguments args) {
+  await_earlier();
   const int64_t row = int64_t{blockIdx.x} * kChoiceWarps + threadIdx.x / kWarp;
   if (row >= args.experts.rows) return;
   Places<kEach> all;
@@ -342,6 +345,7 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArgum
 // experts, one of them the best of these.
 template <int kEach>
 __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_few_kernel(ChoiceArguments args) {
+  await_earlier();
   constexpr int kSeenMax = kChoiceWarps * (kRoutedTopKMax + 1);
   constexpr int kSeenEach = (kSeenMax + kWarp - 1) / kWarp;
   __shared__ uint32_t keys[kSeenMax];
@@ -375,14 +379,10 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_few_kernel(ChoiceA
 template <class S, bool kOneSplit, bool kWhole>
 void launch_gate(Stream stream, const GateArguments& args) {
   constexpr int kBytes = kStages * S::kStageBytes;
-  static const bool allowed =
-      cudaFuncSetAttribute(gate_kernel<S, kOneSplit, kWhole>,
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) == cudaSuccess;
-  CHECK(allowed);
   const dim3 grid(static_cast<unsigned>(divide_up(args.gate.rows, S::kColumns)),
                   static_cast<unsigned>(kOneSplit ? args.splits : 1),
                   static_cast<unsigned>(divide_up(args.x.rows, S::kRows)));
-  gate_kernel<S, kOneSplit, kWhole><<<grid, S::kThreads, kBytes, stream>>>(args);
+  launch_kernel(gate_kernel<S, kOneSplit, kWhole>, {grid, S::kThreads, kBytes}, stream, args);
 }
 
 int64_t split_count(int64_t rows, int64_t hidden) {
@@ -424,11 +424,11 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
                                weights,     margin};
   const auto grid = static_cast<unsigned>(divide_up(x.rows, kChoiceWarps));
   const auto launch = [&](auto kernel) {
-    kernel<<<grid, kChoiceWarps * kWarp, 0, stream>>>(choice);
+    launch_kernel(kernel, {grid, kChoiceWarps * kWarp}, stream, choice);
   };
   if (few && expert_count > 128) {
     const auto kernel = expert_count <= 384 ? choose_few_kernel<3> : choose_few_kernel<8>;
-    kernel<<<static_cast<unsigned>(x.rows), kChoiceWarps * kWarp, 0, stream>>>(choice);
+    launch_kernel(kernel, {static_cast<unsigned>(x.rows), kChoiceWarps * kWarp}, stream, choice);
   } else if (expert_count <= 32) {
     launch(choose_kernel<1>);
   } else if (expert_count <= 128) {

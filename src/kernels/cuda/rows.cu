@@ -1,5 +1,6 @@
 // Rows that move within device memory, any number in one launch. Bound by bytes.
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ordered_launch.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -8,6 +9,7 @@ constexpr int kThreads = 128;
 
 // One block a copy. 16-byte steps where both ends allow, else single bytes.
 __global__ void copy_kernel(const RowCopy* copies) {
+  await_earlier();
   const RowCopy one = copies[blockIdx.x];
   const auto from = reinterpret_cast<uintptr_t>(one.from);
   const auto to = reinterpret_cast<uintptr_t>(one.to);
@@ -34,7 +36,7 @@ __global__ void copy_kernel(const RowCopy* copies) {
 
 void launch_copy(const RowCopy* copies, int64_t count, Stream stream) {
   if (count == 0) return;
-  copy_kernel<<<static_cast<unsigned>(count), kThreads, 0, stream>>>(copies);
+  launch_kernel(copy_kernel, {static_cast<unsigned>(count), kThreads}, stream, copies);
 }
 
 }  // namespace galley::kernels::cuda
