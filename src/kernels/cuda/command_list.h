@@ -78,7 +78,13 @@ class CommandKey {
             c.row_count, c.entries_max, c.builds_pool, c.scratch, c.scratch_bytes);
   }
   void add_value(const RouterOptions& o) { add_all(o.top_k, o.scale, o.gate_temperature); }
-  void add_value(const RowProduct& p) { add_all(p.x, p.weight, p.groups, p.y, p.y_f32); }
+  void add_value(const RowProduct& p) {
+    add_all(p.x, p.weight, p.groups, p.y, p.y_f32, p.quantise);
+  }
+  void add_value(const ProductSet& set) {
+    add(static_cast<uint64_t>(set.count));
+    for (int32_t i = 0; i < set.count; ++i) add_value(set.products[i]);
+  }
   void add_value(const PairPlan& p) {
     add_all(p.pair, p.begin, p.tile_expert, p.tile_begin, p.tile_count);
   }
@@ -140,7 +146,7 @@ class CommandList {
   }
 
  private:
-  static constexpr int64_t kCommandBytesMax = 512;
+  static constexpr int64_t kCommandBytesMax = 1536;
 
   struct Command {
     virtual void run(Stream stream) const = 0;

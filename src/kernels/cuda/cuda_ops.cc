@@ -4,9 +4,11 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <map>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -52,7 +54,7 @@ enum class Scratch : uint8_t {
 // Steps of more rows launch as they go: the device is then slower than the host.
 constexpr int64_t kGraphRowsMax = 512;
 constexpr int32_t kGraphsMax = 64;
-constexpr int64_t kCommandBytesMax = int64_t{1} << 20;
+constexpr int64_t kCommandBytesMax = int64_t{2} << 20;
 constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
 
 int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
@@ -139,23 +141,22 @@ class CudaOps final : public Ops {
     for (const Product& product : products) {
       CHECK((product.y.data != nullptr) != (product.y_f32.data != nullptr));
       CHECK(product.weight.in == x.cols);
-      Rows<const Bf16>& input = product.quantise_input ? quantised : exact;
-      if (input.data == nullptr) input = packed(x, product.quantise_input);
-      enqueue(launch_product, RowProduct{.x = input,
-                                         .weight = product.weight,
-                                         .groups = 1,
-                                         .y = product.y,
-                                         .y_f32 = product.y_f32});
+      RowProduct one{.weight = product.weight, .y = product.y, .y_f32 = product.y_f32};
+      one.quantise = product.quantise_input && quantises_in_place(x) && takes_strips(one);
+      Rows<const Bf16>& input = product.quantise_input && !one.quantise ? quantised : exact;
+      if (input.data == nullptr) input = packed(x, product.quantise_input && !one.quantise);
+      one.x = input;
+      add_product(one);
     }
+    flush_products();
   }
 
   void grouped_linear(Rows<const Bf16> x, const WeightView& weight, int32_t groups,
                       Rows<Bf16> y) override {
     CHECK(x.cols == groups * weight.in && weight.out % groups == 0);
     if (x.rows == 0) return;
-    enqueue(
-        launch_product,
-        RowProduct{.x = packed(x, false), .weight = weight, .groups = groups, .y = y, .y_f32 = {}});
+    add_product({.x = packed(x, false), .weight = weight, .groups = groups, .y = y});
+    flush_products();
   }
 
   void rms_norm(Rows<const Bf16> x, const Bf16* weight, float eps, Rows<Bf16> y) override {
@@ -324,9 +325,11 @@ class CudaOps final : public Ops {
     const Rows<Bf16> shared = bf16(Scratch::kShared, x.rows, x.cols);
     dense(input, weights.shared.w1, shared_gate);
     dense(input, weights.shared.w3, shared_up);
+    flush_products();
     enqueue(launch_swiglu, shared_gate, shared_up, static_cast<const float*>(nullptr),
             weights.swiglu_limit, shared_gate);
     dense(shared_gate, weights.shared.w2, shared);
+    flush_products();
     const Rows<Bf16> pairs = routed(x, input, weights, experts, expert_weights);
     enqueue(launch_combine, pairs, static_cast<int32_t>(experts.cols), shared, y);
   }
@@ -449,8 +452,29 @@ class CudaOps final : public Ops {
     return Rows<const Bf16>(room.data, x.rows, x.cols, columns);
   }
 
+  // Few narrow rows are quantised by the products that read them.
+  bool quantises_in_place(Rows<const Bf16> x) const {
+    return fuses_ && x.rows <= ProductSet::kRowsMax && is_packed_input(x) && x.cols % 16 == 0 &&
+           x.cols <= ProductSet::kQuantisedWidthMax;
+  }
+
+  // Products of one call, which read nothing of each other: those of few rows share a launch.
+  void add_product(const RowProduct& product) {
+    if (!fuses_ || product.x.rows > ProductSet::kRowsMax || !takes_strips(product)) {
+      CHECK(!product.quantise);
+      enqueue(launch_product, product);
+      return;
+    }
+    if (products_.count == ProductSet::kMax) flush_products();
+    products_.products[products_.count++] = product;
+  }
+  void flush_products() {
+    if (products_.count > 0) enqueue(launch_few_rows, products_);
+    products_ = {};
+  }
+
   void dense(Rows<const Bf16> x, const WeightView& weight, Rows<Bf16> y) {
-    enqueue(launch_product, RowProduct{.x = x, .weight = weight, .groups = 1, .y = y, .y_f32 = {}});
+    add_product({.x = x, .weight = weight, .y = y});
   }
 
   const ExpertTable& expert_table(const MoeWeights& weights) {
@@ -535,6 +559,9 @@ class CudaOps final : public Ops {
   std::map<const ExpertWeights*, ExpertTable> expert_tables_;  // by a layer's first expert
   CommandList commands_;
   GraphCache graphs_;
+  ProductSet products_;  // of the call that is being made
+  const bool fuses_ = std::getenv("GALLEY_CUDA_FUSE") == nullptr ||
+                      std::string_view(std::getenv("GALLEY_CUDA_FUSE")) != "0";
   bool waits_ = false;   // this step's commands wait for finish()
   int64_t entries_ = 0;  // of the longest sequence, where reserve() told
   std::optional<Error> failure_;

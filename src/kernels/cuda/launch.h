@@ -28,13 +28,30 @@ void launch_pack_input(Rows<const Bf16> x, bool quantise, Rows<Bf16> to, Stream 
 bool is_packed_input(Rows<const Bf16> x);
 
 struct RowProduct {
-  Rows<const Bf16> x;  // is_packed_input
-  WeightView weight;
+  Rows<const Bf16> x = {};  // is_packed_input
+  WeightView weight = {};
   int32_t groups = 1;  // block-diagonal: output o reads part o / (out / groups) of x
-  Rows<Bf16> y;
-  Rows<float> y_f32;
+  Rows<Bf16> y = {};
+  Rows<float> y_f32 = {};
+  bool quantise = false;  // Q8 of x first; only in a ProductSet
 };
 void launch_product(const RowProduct& product, Stream stream);
+
+// Whether the product is computed in strips of outputs, by the tensor cores.
+bool takes_strips(const RowProduct& product);
+
+// Products of few rows in one launch, none of which reads what another writes. The sums are those
+// of launch_product, to the bit.
+struct ProductSet {
+  static constexpr int32_t kMax = 6;
+  static constexpr int64_t kRowsMax = 8;
+  // Wider inputs are quantised once, by a launch of their own, and not by every strip.
+  static constexpr int64_t kQuantisedWidthMax = 1024;
+
+  RowProduct products[kMax];  // takes_strips, at most kRowsMax rows
+  int32_t count = 0;
+};
+void launch_few_rows(const ProductSet& set, Stream stream);
 
 // --- experts (moe.cu) ---------------------------------------------------------
 // Which (row, choice) pairs go to which expert: pairs in order of expert, then of row.

@@ -106,7 +106,7 @@ __global__ void __launch_bounds__(32 * kWarps) expert_product_kernel(ExpertProdu
         const int32_t place = first + 8 * t + static_cast<int32_t>(threadIdx.x % 32 / 4);
         return place < end ? row_at(p.x, p.plan.pair[place] / p.pairs_per_x) : nullptr;
       },
-      [] {}, sums);
+      false, [] {}, sums);
   each_sum<kTiles>(output, sums, [&](int64_t o, int row_in_tile, float sum) {
     const int32_t place = first + row_in_tile;
     if (o >= weight.out || place >= end) return;
