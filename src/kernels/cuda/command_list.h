@@ -21,6 +21,8 @@
 #include "kernels/cuda/attention_sm90.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/expert_layer.h"
+#include "kernels/cuda/few_experts.h"
+#include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/index_select_sm90.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
@@ -84,6 +86,12 @@ class CommandKey {
   void add_value(const ProductSet& set) {
     add(static_cast<uint64_t>(set.count));
     for (int32_t i = 0; i < set.count; ++i) add_value(set.products[i]);
+  }
+  void add_value(const ExpertParts& p) { add_all(p.rows, p.top_k, p.shared); }
+  void add_value(const HcLeave& l) { add_all(l.parts, l.y, l.post, l.comb, l.streams); }
+  void add_value(const FewExperts& e) {
+    add_all(e.x, e.experts, e.expert_weights, e.gate, e.up, e.down, e.shared_gate, e.shared_up,
+            e.shared_down, e.limit, e.inner, e.out);
   }
   void add_value(const PairPlan& p) {
     add_all(p.pair, p.begin, p.tile_expert, p.tile_begin, p.tile_count);

@@ -19,7 +19,9 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/engram.h"
 #include "kernels/cuda/expert_store.h"
+#include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/graph_cache.h"
+#include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/norm.h"
@@ -86,11 +88,11 @@ class CudaOps final : public Ops {
     TRY(arena_.reserve(bounds.stage_bytes));
     bf16(Scratch::kQuantised, rows, whole_vectors(bounds.input_width));
     bytes(Scratch::kMix, hc_enter_workspace_bytes(rows, bounds.hidden));
-    bf16(Scratch::kGate, pairs, whole_vectors(bounds.expert_width));
+    bf16(Scratch::kGate, pairs + rows, whole_vectors(bounds.expert_width));
     bf16(Scratch::kUp, pairs, whole_vectors(bounds.expert_width));
     bf16(Scratch::kSharedGate, rows, whole_vectors(bounds.expert_width));
     bf16(Scratch::kSharedUp, rows, whole_vectors(bounds.expert_width));
-    bf16(Scratch::kPairs, pairs, bounds.hidden);
+    bf16(Scratch::kPairs, pairs + rows, bounds.hidden);
     bf16(Scratch::kShared, rows, bounds.hidden);
     for (const MoeWeights& weights : bounds.moe) {
       expert_table(weights);
@@ -169,6 +171,12 @@ class CudaOps final : public Ops {
     CHECK(options.streams == kStreams);
     if (streams.rows == 0) return;
     void* workspace = bytes(Scratch::kMix, hc_enter_workspace_bytes(streams.rows, x.cols));
+    if (fuses_ && hc_site_supports(streams, weights, options, norm_weight, x)) {
+      if (held_.streams.data != streams.data || held_.streams.rows != streams.rows) settle();
+      append_first(hc_site, std::exchange(held_, {}), streams, weights, options, carried,
+                   norm_weight, mix, x, workspace);
+      return;
+    }
     enqueue_first(cuda::hc_enter, streams, weights, options, carried, norm_weight, mix, x,
                   workspace);
   }
@@ -182,7 +190,13 @@ class CudaOps final : public Ops {
   void hc_leave(Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
                 int32_t stream_count, Rows<Bf16> streams) override {
     CHECK(stream_count == kStreams);
-    if (y.rows > 0) enqueue_first(cuda::hc_leave, y, post, comb, streams);
+    if (y.rows == 0) return;
+    if (held_.y.data != y.data || held_.streams.data != nullptr) settle();
+    held_.y = Rows<Bf16>(const_cast<Bf16*>(y.data), y.rows, y.cols, y.stride);
+    held_.post = post;
+    held_.comb = comb;
+    held_.streams = streams;
+    if (!fuses_ || y.rows > kSiteRowsMax || y.cols % 8 != 0 || !is_packed_input(y)) settle();
   }
 
   void stream_mean(Rows<const Bf16> streams, int32_t stream_count, Rows<Bf16> mean) override {
@@ -314,6 +328,11 @@ class CudaOps final : public Ops {
                     y);
       return;
     }
+    if (fuses_ && few_experts_support(x, weights)) {
+      CHECK(expert_weights.stride == expert_weights.cols);
+      held_few(x, weights, experts, expert_weights, y);
+      return;
+    }
     const Rows<const Bf16> input = packed(x, true);
     const int64_t inner = weights.shared.w1.out;
     const int64_t padded = whole_vectors(inner);
@@ -386,19 +405,42 @@ class CudaOps final : public Ops {
         commands_(kCommandBytesMax),
         graphs_(kGraphsMax) {}
 
-  // Launches now, or with the rest of a small step.
+  // Launches now, or with the rest of a small step; behind what the call before held back.
   template <class Function, class... A>
   void enqueue(Function* function, const A&... arguments) {
+    settle();
+    append(function, arguments...);
+  }
+  template <class Function, class... A>
+  void enqueue_first(Function* function, const A&... arguments) {
+    settle();
+    append_first(function, arguments...);
+  }
+  template <class Function, class... A>
+  void append(Function* function, const A&... arguments) {
     commands_.add(function, arguments...);
     if (!waits_ || !commands_.has_room()) flush();
   }
   template <class Function, class... A>
-  void enqueue_first(Function* function, const A&... arguments) {
+  void append_first(Function* function, const A&... arguments) {
     commands_.add_first(function, arguments...);
     if (!waits_ || !commands_.has_room()) flush();
   }
 
+  // What the last calls were, where the next may do it along with its own work: the sum of the
+  // experts, hc_leave, or one after the other. Any other call comes behind it.
+  void settle() {
+    const HcLeave held = std::exchange(held_, {});
+    if (held.parts.rows.data != nullptr) {
+      append(launch_combine, held.parts.rows, held.parts.top_k, held.parts.shared, held.y);
+    }
+    if (held.streams.data != nullptr) {
+      append_first(cuda::hc_leave, held.y, held.post, held.comb, held.streams);
+    }
+  }
+
   void flush() {
+    settle();
     if (commands_.empty()) return;
     arena_.upload();
     if (waits_ && arena_.ok() && !failure_) {
@@ -475,6 +517,28 @@ class CudaOps final : public Ops {
 
   void dense(Rows<const Bf16> x, const WeightView& weight, Rows<Bf16> y) {
     add_product({.x = x, .weight = weight, .y = y});
+  }
+
+  // moe of few narrow rows, but for the sum of the experts.
+  void held_few(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
+                Rows<const float> expert_weights, Rows<Bf16> y) {
+    const int64_t pairs = experts.rows * experts.cols;
+    const int64_t inner = weights.shared.w1.out;
+    const ExpertTable& table = expert_table(weights);
+    FewExperts few{.x = x, .experts = experts, .expert_weights = expert_weights.data};
+    few.gate = table.matrix[0];
+    few.up = table.matrix[1];
+    few.down = table.matrix[2];
+    few.shared_gate = weights.shared.w1;
+    few.shared_up = weights.shared.w3;
+    few.shared_down = weights.shared.w2;
+    few.limit = weights.swiglu_limit;
+    few.inner = bf16(Scratch::kGate, pairs + x.rows, inner);
+    few.out = bf16(Scratch::kPairs, pairs + x.rows, x.cols);
+    enqueue(launch_few_experts, few);
+    held_.parts = {few.out.slice(0, pairs), static_cast<int32_t>(experts.cols),
+                   few.out.slice(pairs, x.rows)};
+    held_.y = y;
   }
 
   const ExpertTable& expert_table(const MoeWeights& weights) {
@@ -560,6 +624,7 @@ class CudaOps final : public Ops {
   CommandList commands_;
   GraphCache graphs_;
   ProductSet products_;  // of the call that is being made
+  HcLeave held_;         // of the calls before
   const bool fuses_ = std::getenv("GALLEY_CUDA_FUSE") == nullptr ||
                       std::string_view(std::getenv("GALLEY_CUDA_FUSE")) != "0";
   bool waits_ = false;   // this step's commands wait for finish()

@@ -3,6 +3,7 @@
 //
 // Floor: every stream read once and written once. A thread has 8 channels of all streams, so each
 // sum over streams stays in registers, in the order of plain/, and the bits are plain/'s.
+#include "kernels/cuda/hc_leave.cuh"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
@@ -29,22 +30,13 @@ __global__ void __launch_bounds__(kThreads)
   for (int j = 0; j < kStreams; ++j) {
     raw[j] = load8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden);
   }
-  const Float8 added = widen8(load8<kWhole>(row_of(y, row), vector, hidden));
-  const float* c = row_of(comb, row);
+  const uint4 added = load8<kWhole>(row_of(y, row), vector, hidden);
+  LeaveMix mix;
+  mix.load(row_of(comb, row), row_of(post, row));
+  leave8(mix, added, raw);
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
-    Float8 out = {};
-#pragma unroll
-    for (int from = 0; from < kStreams; ++from) {
-      const float factor = __ldg(c + from * kStreams + j);
-      const Float8 in = widen8(raw[from]);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) out.v[e] += factor * in.v[e];
-    }
-    const float own = __ldg(row_of(post, row) + j);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) out.v[e] = fmaf(own, added.v[e], out.v[e]);
-    store8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden, narrow8(out));
+    store8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden, raw[j]);
   }
 }
 

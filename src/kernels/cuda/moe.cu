@@ -8,6 +8,7 @@
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/product_tile.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/swiglu.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -125,11 +126,8 @@ __global__ void swiglu_kernel(Rows<const Bf16> gate, Rows<const Bf16> up, const 
   const int64_t i = task % groups * 32 + threadIdx.x % 32;
   float value = 0.0F;
   if (i < gate.cols) {
-    const float g = widen(row_at(gate, row)[i]);
-    const float a = limit < g ? limit : g;
-    const float b = clamp_to(widen(row_at(up, row)[i]), limit);
-    const float factor = weight != nullptr ? weight[row] : 1.0F;
-    value = round_bf16(factor * (a / (1.0F + expf(-a)) * b));
+    value = swiglu(row_at(gate, row)[i], row_at(up, row)[i], weight != nullptr ? weight[row] : 1.0F,
+                   limit);
   }
   const float scale = e8m0_value(q8_scale(warp_max(fabsf(value))));
   if (i < gate.cols) row_at(to, row)[i] = narrow(e4m3_value(q8_code(value, scale)) * scale);
