@@ -86,6 +86,9 @@ class CommandKey {
   void add_value(const ProductSet& set) {
     add(static_cast<uint64_t>(set.count));
     for (int32_t i = 0; i < set.count; ++i) add_value(set.products[i]);
+    const WindowKeys& keys = set.window_keys;
+    add_all(set.norm_weight, set.norm_eps, keys.x, keys.norm_weight, keys.eps, keys.angles,
+            keys.records, set.copies, set.copy_count);
   }
   void add_value(const ExpertParts& p) { add_all(p.rows, p.top_k, p.shared); }
   void add_value(const HcLeave& l) { add_all(l.parts, l.y, l.post, l.comb, l.streams); }

@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -24,6 +25,7 @@
 #include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/memory_span.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/rope.h"
@@ -57,6 +59,7 @@ enum class Scratch : uint8_t {
 constexpr int64_t kGraphRowsMax = 512;
 constexpr int32_t kGraphsMax = 64;
 constexpr int64_t kCommandBytesMax = int64_t{2} << 20;
+constexpr int64_t kCopiesAlongMax = 64;                 // that a launch of products takes along
 constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
 
 int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
@@ -126,7 +129,15 @@ class CudaOps final : public Ops {
   const void* stage(const void* host, int64_t bytes) override { return arena_.stage(host, bytes); }
 
   void copy(std::span<const RowCopy> copies) override {
-    enqueue(launch_copy, staged(copies), std::ssize(copies));
+    if (copies.empty()) return;
+    const RowCopy* list = staged(copies);
+    if (!fuses_ || std::ssize(copies) > kCopiesAlongMax) {
+      enqueue(launch_copy, list, std::ssize(copies));
+      return;
+    }
+    settle();
+    held_copies_.assign(copies.begin(), copies.end());
+    held_copies_at_ = list;
   }
 
   void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
@@ -163,6 +174,27 @@ class CudaOps final : public Ops {
 
   void rms_norm(Rows<const Bf16> x, const Bf16* weight, float eps, Rows<Bf16> y) override {
     if (x.rows > 0) enqueue_first(cuda::rms_norm, x, weight, eps, y);
+  }
+
+  void norm_linear(Rows<Bf16> x, const Bf16* weight, float eps,
+                   std::span<const Product> products) override {
+    if (x.rows == 0) return;
+    ProductSet set;
+    set.norm_weight = weight;
+    set.norm_eps = eps;
+    bool fits = fuses_ && norms_along(x, weight) && quantises_in_place(x) &&
+                std::ssize(products) <= ProductSet::kMax;
+    for (const Product& product : products) {
+      const RowProduct one{.x = x,
+                           .weight = product.weight,
+                           .y = product.y,
+                           .y_f32 = product.y_f32,
+                           .quantise = product.quantise_input};
+      fits = fits && takes_strips(one);
+      if (fits) set.products[set.count++] = one;
+    }
+    if (!fits) return Ops::norm_linear(x, weight, eps, products);
+    append_products(set);
   }
 
   void hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const HcOptions& options,
@@ -205,12 +237,18 @@ class CudaOps final : public Ops {
   }
 
   void rope(Rows<Bf16> x, int32_t heads, const RopeAngles& angles, bool inverse) override {
-    if (x.rows > 0) enqueue_first(cuda::rope, x, heads, angles, inverse);
+    if (x.rows == 0) return;
+    settle();
+    held_rope_ = HeldRope{x, heads, angles, inverse};
+    if (!fuses_ || inverse) settle();
   }
 
   void window_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
                    Rows<uint8_t> records) override {
-    if (x.rows > 0) enqueue_first(cuda::window_keys, x, norm_weight, eps, angles, records);
+    if (x.rows == 0) return;
+    settle();
+    held_keys_ = {x, norm_weight, eps, angles, records};
+    if (!fuses_ || !rides_along(held_keys_)) settle();
   }
 
   void compress(Rows<const float> kv, Rows<const float> gate, int32_t ratio,
@@ -303,7 +341,12 @@ class CudaOps final : public Ops {
       enqueue(attention_sm90, call, device_.multiprocessors);
       return;
     }
-    enqueue(launch_attention, q, sink, shape, angles, staged(rows), o);
+    const bool turns = held_rope_ && held_rope_->x.data == q.data && held_rope_->x.rows == q.rows &&
+                       held_rope_->heads == shape.heads &&
+                       held_rope_->angles.cos.data == angles.cos.data &&
+                       held_rope_->angles.sin.data == angles.sin.data;
+    if (turns) held_rope_.reset();
+    enqueue(launch_attention, q, turns, sink, shape, angles, staged(rows), o);
   }
 
   void route(Rows<const Bf16> x, const WeightView& gate, std::span<const float* const> bias_of_row,
@@ -391,6 +434,12 @@ class CudaOps final : public Ops {
   }
 
  private:
+  struct HeldRope {
+    Rows<Bf16> x;
+    int32_t heads = 0;
+    RopeAngles angles;
+    bool inverse = false;
+  };
   // Device copies of a layer's views, one list a matrix.
   struct ExpertTable {
     MemoryBlock block;
@@ -403,7 +452,9 @@ class CudaOps final : public Ops {
         memory_(make_device_memory(stream, [this] { flush(); })),
         arena_(*memory_, stream),
         commands_(kCommandBytesMax),
-        graphs_(kGraphsMax) {}
+        graphs_(kGraphsMax) {
+    held_copies_.reserve(kCopiesAlongMax);
+  }
 
   // Launches now, or with the rest of a small step; behind what the call before held back.
   template <class Function, class... A>
@@ -430,6 +481,17 @@ class CudaOps final : public Ops {
   // What the last calls were, where the next may do it along with its own work: the sum of the
   // experts, hc_leave, or one after the other. Any other call comes behind it.
   void settle() {
+    if (const auto rope = std::exchange(held_rope_, {})) {
+      append_first(cuda::rope, rope->x, rope->heads, rope->angles, rope->inverse);
+    }
+    const WindowKeys keys = std::exchange(held_keys_, {});
+    if (keys.x.rows > 0) {
+      append_first(cuda::window_keys, keys.x, keys.norm_weight, keys.eps, keys.angles,
+                   keys.records);
+    }
+    const int64_t copies = std::ssize(held_copies_);
+    held_copies_.clear();
+    if (copies > 0) append(launch_copy, held_copies_at_, copies);
     const HcLeave held = std::exchange(held_, {});
     if (held.parts.rows.data != nullptr) {
       append(launch_combine, held.parts.rows, held.parts.top_k, held.parts.shared, held.y);
@@ -511,8 +573,19 @@ class CudaOps final : public Ops {
     products_.products[products_.count++] = product;
   }
   void flush_products() {
-    if (products_.count > 0) enqueue(launch_few_rows, products_);
+    if (products_.count > 0) append_products(products_);
     products_ = {};
+  }
+  // With what was held back on the side, if it has nothing to do with them.
+  void append_products(ProductSet set) {
+    const bool alone = held_rope_ || held_.y.data != nullptr || touches(set, held_keys_) ||
+                       touches(set, held_copies_);
+    if (alone) settle();
+    set.window_keys = std::exchange(held_keys_, {});
+    set.copies = held_copies_at_;
+    set.copy_count = std::ssize(held_copies_);
+    held_copies_.clear();
+    append(launch_few_rows, set);
   }
 
   void dense(Rows<const Bf16> x, const WeightView& weight, Rows<Bf16> y) {
@@ -624,7 +697,12 @@ class CudaOps final : public Ops {
   CommandList commands_;
   GraphCache graphs_;
   ProductSet products_;  // of the call that is being made
-  HcLeave held_;         // of the calls before
+  // What calls before this one left to do (settle()); of ropes, keys and copies one at a time.
+  HcLeave held_;
+  std::optional<HeldRope> held_rope_;
+  WindowKeys held_keys_;
+  std::vector<RowCopy> held_copies_;
+  const RowCopy* held_copies_at_ = nullptr;  // the same, staged
   const bool fuses_ = std::getenv("GALLEY_CUDA_FUSE") == nullptr ||
                       std::string_view(std::getenv("GALLEY_CUDA_FUSE")) != "0";
   bool waits_ = false;   // this step's commands wait for finish()

@@ -249,15 +249,6 @@ __device__ __forceinline__ void write_mixes(const FinishArguments& args, int64_t
   }
 }
 
-// 8 channels of a row, scaled by its inverse root mean square and by the norm's weight.
-__device__ __forceinline__ uint4 normed(uint4 raw, float inverse, uint4 weight) {
-  Float8 value = widen8(raw);
-  const Float8 w = widen8(weight);
-#pragma unroll
-  for (int e = 0; e < 8; ++e) value.v[e] = value.v[e] * inverse * w.v[e];
-  return narrow8(value);
-}
-
 // What is left of few rows once their sums and their x, not yet scaled, are in memory
 // (hc_enter.cu).
 void hc_finish(Stream stream, const FinishArguments& args);

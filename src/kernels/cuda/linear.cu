@@ -6,7 +6,6 @@
 // 16, go one warp an output and row on the ordinary units. Floor: the weights'
 // bytes for few rows, the tensor cores for many; what limits this version is the
 // latency of its loads, since nothing is fetched ahead.
-#include "base/check.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/product_tile.cuh"
@@ -60,51 +59,6 @@ __global__ void __launch_bounds__(32 * kWarps)
       row_at(y_f32, row)[o] = sum;
     }
   });
-}
-
-template <WeightFormat kFormat>
-__device__ __forceinline__ void few_rows_strip(const RowProduct& p, int64_t output) {
-  const int64_t shift = output / (p.weight.out / p.groups) * p.weight.in;
-  float sums[1][4];
-  product_tile<kFormat, 1>(
-      p.weight, output,
-      [&](int) -> const Bf16* {
-        const int64_t row = threadIdx.x % 32 / 4;
-        return row < p.x.rows ? row_at(p.x, row) + shift : nullptr;
-      },
-      p.quantise, await_earlier, sums);
-  each_sum<1>(output, sums, [&](int64_t o, int row, float sum) {
-    if (o >= p.weight.out || row >= p.x.rows) return;
-    if (p.y.data != nullptr) {
-      row_at(p.y, row)[o] = narrow(sum);
-    } else {
-      row_at(p.y_f32, row)[o] = sum;
-    }
-  });
-}
-
-// All products of at most 8 rows: a warp finds the matrix that its strip of 16 outputs is of.
-__global__ void __launch_bounds__(32 * kWarps)
-    few_rows_kernel(const __grid_constant__ ProductSet set) {
-  int64_t strip = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  for (int32_t i = 0; i < set.count; ++i) {
-    const RowProduct& one = set.products[i];
-    const int64_t strips = (one.weight.out + kTileOutputs - 1) / kTileOutputs;
-    if (strip >= strips) {
-      strip -= strips;
-      continue;
-    }
-    const int64_t output = strip * kTileOutputs;
-    switch (one.weight.format) {
-      case WeightFormat::kFp8Tile32:
-        return few_rows_strip<WeightFormat::kFp8Tile32>(one, output);
-      case WeightFormat::kFp4Row32:
-        return few_rows_strip<WeightFormat::kFp4Row32>(one, output);
-      default:
-        return few_rows_strip<WeightFormat::kBf16>(one, output);
-    }
-  }
-  await_earlier();
 }
 
 __device__ float weight_value(const WeightView& weight, int64_t o, int64_t i) {
@@ -176,16 +130,6 @@ bool is_packed_input(Rows<const Bf16> x) {
 bool takes_strips(const RowProduct& p) {
   return p.weight.in % 16 == 0 && (p.groups == 1 || p.weight.out / p.groups % kTileOutputs == 0) &&
          p.weight.format != WeightFormat::kF32;
-}
-
-void launch_few_rows(const ProductSet& set, Stream stream) {
-  int64_t strips = 0;
-  for (int32_t i = 0; i < set.count; ++i) {
-    CHECK(takes_strips(set.products[i]) && set.products[i].x.rows <= ProductSet::kRowsMax);
-    strips += (set.products[i].weight.out + kTileOutputs - 1) / kTileOutputs;
-  }
-  if (strips == 0) return;
-  launch_kernel(few_rows_kernel, {(strips + kWarps - 1) / kWarps, 32 * kWarps}, stream, set);
 }
 
 void launch_product(const RowProduct& p, Stream stream) {

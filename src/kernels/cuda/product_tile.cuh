@@ -9,22 +9,16 @@
 // the same 16 inputs of one row, so no layout is needed anywhere.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/row.cuh"
 #include "kernels/tensor.h"
 
 namespace galley::kernels::cuda {
 
 constexpr int kTileOutputs = 16;
 constexpr int kTileK = 64;
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
 
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
