@@ -176,7 +176,8 @@ TEST_P(OpsTest, RmsNorm) {
   }
 }
 
-// The norm and the products in one call have the bits of one after the other, for few rows and more.
+// The norm and the products in one call have the bits of one after the other, for few rows and
+// more.
 TEST_P(OpsTest, NormLinearIsNormThenLinear) {
   Random random(6);
   for (const int64_t width : {64, 128, 1280}) {
