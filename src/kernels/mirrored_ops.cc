@@ -50,6 +50,15 @@ class MirroredOps final : public HostOps {
     device_->rms_norm(in_or(x, y, result), in(weight, x.cols * 2), eps, result);
     end();
   }
+  void norm_linear(Rows<Bf16> x, const Bf16* weight, float eps,
+                   std::span<const Product> products) override {
+    std::vector<Product> list;
+    for (const Product& one : products) {
+      list.push_back({in(one.weight), one.quantise_input, out(one.y), out(one.y_f32)});
+    }
+    device_->norm_linear(out(x), in(weight, x.cols * 2), eps, list);
+    end();
+  }
   void hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const HcOptions& options,
                 Rows<const float> carried, const Bf16* norm_weight, HcMix mix,
                 Rows<Bf16> x) override {

@@ -203,6 +203,13 @@ class Ops {
   // y = RMS_w(x) (0). x and y may be the same rows.
   virtual void rms_norm(Rows<const Bf16> x, const Bf16* weight, float eps, Rows<Bf16> y) = 0;
 
+  // All products of RMS_w(x), where x is not needed any more: it may be that afterwards, or not.
+  virtual void norm_linear(Rows<Bf16> x, const Bf16* weight, float eps,
+                           std::span<const Product> products) {
+    rms_norm(x, weight, eps, x);
+    linear(x, products);
+  }
+
   // --- hyper-connections (3) -----------------------------------------------
 
   // From the streams at a site: the mix of that site, and x = RMS(collapse(streams, carried)).

@@ -176,6 +176,35 @@ TEST_P(OpsTest, RmsNorm) {
   }
 }
 
+// The norm and the products in one call have the bits of one after the other, for few rows and
+// more.
+TEST_P(OpsTest, NormLinearIsNormThenLinear) {
+  Random random(6);
+  for (const int64_t width : {64, 128, 1280}) {
+    const StoredWeight fp8(random, WeightFormat::kFp8Tile32, 96, width);
+    const StoredWeight plain(random, WeightFormat::kBf16, 40, width);
+    for (const int64_t rows : {1, 5, 8, 9}) {
+      const std::vector<Bf16> x = random.bf16(rows * width);
+      const std::vector<Bf16> weight = random.bf16(width);
+      std::vector<Bf16> a(rows * 96);
+      std::vector<float> b(rows * 40);
+      std::vector<Bf16> expected_a(a.size());
+      std::vector<float> expected_b(b.size());
+      std::vector<Bf16> input = x;
+      const Product together[2] = {{fp8.view(), true, as_rows(a, rows), {}},
+                                   {plain.view(), false, {}, as_rows(b, rows)}};
+      ops().norm_linear(as_rows(input, rows), weight.data(), kEps, together);
+      input = x;
+      ops().rms_norm(as_rows(input, rows), weight.data(), kEps, as_rows(input, rows));
+      const Product apart[2] = {{fp8.view(), true, as_rows(expected_a, rows), {}},
+                                {plain.view(), false, {}, as_rows(expected_b, rows)}};
+      ops().linear(as_rows(input, rows), apart);
+      EXPECT_EQ(bytes_of(a), bytes_of(expected_a)) << "width " << width << " rows " << rows;
+      EXPECT_EQ(bytes_of(b), bytes_of(expected_b)) << "width " << width << " rows " << rows;
+    }
+  }
+}
+
 // Weights of a site as the released models have them: small projections.
 struct Site {
   Site(Random& random, int64_t hidden)

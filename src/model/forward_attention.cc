@@ -29,7 +29,6 @@ void Forward::attention(int32_t layer, const RowSet& set) {
     seen_.clear();
   }
   project(layer, set, {.query = true, .window = true, .global = owns_kv});
-  window_keys(layer, set);
   if (owns_kv) compress(layer);
   choose_entries(layer, set);
   attend(layer, set, set);
@@ -45,7 +44,6 @@ void Forward::attention_at_cut(int32_t layer) {
   ops_.collapse_norm(streams(full_), carried(full_), config_.streams, w.attn_norm, config_.norm_eps,
                      ws_.x.first(full_.rows()));
   project(layer, full_, {.query = false, .window = window_of_all, .global = true});
-  if (window_of_all) window_keys(layer, full_);
   compress(layer);
   const bool pool_before = config_.candidate_source >= 0 && config_.candidate_source < cut_;
   if (pool_before) keep_tail_selections();
@@ -62,7 +60,6 @@ void Forward::attention_at_cut(int32_t layer) {
       seen_.clear();
     }
     project(layer, tail_, {.query = true, .window = !window_of_all, .global = false});
-    if (!window_of_all) window_keys(layer, tail_);
     choose_entries(layer, tail_);
     attend(layer, tail_, keyed);
     project_output(layer, tail_);
@@ -87,7 +84,7 @@ void Forward::hold_inputs(const RowSet& set) {
   copy_rows();
 }
 
-// Products of x; then the query's second half from its latent.
+// Products of x and the window keys; then the query's second half from its latent.
 void Forward::project(int32_t layer, const RowSet& set, Parts parts) {
   const LayerWeights& w = weights(layer);
   const int64_t rows = set.rows();
@@ -111,14 +108,13 @@ void Forward::project(int32_t layer, const RowSet& set, Parts parts) {
   }
   if (indexes) plain(w.indexer.weights_proj, ws_.head_weight.first(rows), {});
   ops_.linear(ws_.x.first(rows), std::span(products).first(count));
+  if (parts.window) window_keys(layer, set);
   if (!parts.query) return;
 
-  ops_.rms_norm(lambda, w.q_norm, config_.norm_eps, lambda);
   count = 0;
   quantised(w.wq_b, ws_.q.first(rows));
   if (indexes) quantised(w.indexer.wq_b, ws_.index_query.first(rows));
-  ops_.linear(lambda, std::span(products).first(count));
-  ops_.rope(ws_.q.first(rows), config_.heads, angles(layer, set), false);
+  ops_.norm_linear(lambda, w.q_norm, config_.norm_eps, std::span(products).first(count));
 }
 
 void Forward::window_keys(int32_t layer, const RowSet& set) {
@@ -138,8 +134,10 @@ void Forward::compress(int32_t layer) {
   const GroupSet& groups = groups_of(role(layer).ratio);
   const int64_t count = groups.count();
   gather_groups(source, groups);
-  if (groups.ratio() > 1) store_pending(source);
-  if (count == 0) return;
+  if (count == 0) {
+    if (groups.ratio() > 1) store_pending(source);
+    return;
+  }
 
   const Rows<Bf16> latent = ws_.latent.first(count);
   if (groups.ratio() == 1) {
@@ -157,6 +155,8 @@ void Forward::compress(int32_t layer) {
     ws_.index_destination[g] = cache_.index_records(source, page_table).record(entry);
     ws_.global_destination[g] = cache_.global_records(source, page_table).record(entry);
   }
+  if (groups.ratio() > 1)
+    store_pending(source);  // behind the gathering, which reads what it replaces
   const Rows<Bf16> key = ws_.index_key.first(count);
   const Product product{.weight = w.index_wk, .quantise_input = false, .y = key, .y_f32 = {}};
   ops_.linear(latent, std::span(&product, 1));
@@ -324,6 +324,7 @@ void Forward::attend(int32_t layer, const RowSet& set, const RowSet& chunk) {
     }
   }
   const Rows<Bf16> q = ws_.q.first(set.rows());
+  ops_.rope(q, config_.heads, angles(layer, set), false);
   ops_.attention(q, weights(layer).attn_sink,
                  {.heads = config_.heads,
                   .head_dim = config_.head_dim,

@@ -39,6 +39,10 @@ class ForwardingOps : public kernels::Ops {
                 kernels::Rows<kernels::Bf16> y) override {
     inner_.rms_norm(x, weight, eps, y);
   }
+  void norm_linear(kernels::Rows<kernels::Bf16> x, const kernels::Bf16* weight, float eps,
+                   std::span<const kernels::Product> products) override {
+    inner_.norm_linear(x, weight, eps, products);
+  }
   void hc_enter(kernels::Rows<const kernels::Bf16> streams, const kernels::HcWeights& weights,
                 const kernels::HcOptions& options, kernels::Rows<const float> carried,
                 const kernels::Bf16* norm_weight, kernels::HcMix mix,

@@ -32,6 +32,11 @@ class DefectiveOps : public verify::ForwardingOps {
 
   void linear(kernels::Rows<const kernels::Bf16> x,
               std::span<const kernels::Product> products) override;
+  // Through linear(), which may be the defective one.
+  void norm_linear(kernels::Rows<kernels::Bf16> x, const kernels::Bf16* weight, float eps,
+                   std::span<const kernels::Product> products) override {
+    kernels::Ops::norm_linear(x, weight, eps, products);
+  }
   void hc_enter(kernels::Rows<const kernels::Bf16> streams, const kernels::HcWeights& weights,
                 const kernels::HcOptions& options, kernels::Rows<const float> carried,
                 const kernels::Bf16* norm_weight, kernels::HcMix mix,

@@ -9,7 +9,9 @@
 // multiplies on the ordinary units.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/rope.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -48,9 +50,25 @@ struct KeyList {
   }
 };
 
+// Channel `at` of this block's row of queries, which rope may still have to turn.
+__device__ __forceinline__ float query_channel(const Rows<const Bf16>& q, bool turns,
+                                               const RopeAngles& angles, int64_t width,
+                                               int64_t at) {
+  const Bf16* row = row_at(q, blockIdx.x);
+  const int64_t turning = at % width - (width - 2 * angles.cos.cols);
+  if (!turns || turning < 0) return widen(row[at]);
+  const int64_t even = at - turning % 2;
+  const uint32_t pair = row[even].bits | static_cast<uint32_t>(row[even + 1].bits) << 16;
+  const uint32_t turned = turn(pair, row_at(angles.cos, blockIdx.x)[turning / 2],
+                               row_at(angles.sin, blockIdx.x)[turning / 2]);
+  return turning % 2 == 0 ? low_half(turned) : high_half(turned);
+}
+
 __global__ void __launch_bounds__(kThreads)
-    attention_kernel(Rows<const Bf16> q, const float* sink, AttentionShape shape, float scale,
-                     RopeAngles angles, const AttentionRow* rows, int32_t keys_max, Rows<Bf16> o) {
+    attention_kernel(Rows<const Bf16> q, bool turns, const float* sink, AttentionShape shape,
+                     float scale, RopeAngles angles, const AttentionRow* rows, int32_t keys_max,
+                     Rows<Bf16> o) {
+  await_earlier();
   extern __shared__ __align__(16) uint8_t shared[];
   const int64_t width = shape.head_dim;
   const int64_t stride = width + 2;
@@ -79,7 +97,8 @@ __global__ void __launch_bounds__(kThreads)
 
   for (int64_t at = threadIdx.x; at < kHeads * width; at += kThreads) {
     const int64_t first = int64_t{blockIdx.y} * kHeads * width;
-    all_queries[at] = first + at < q.cols ? widen(row_at(q, blockIdx.x)[first + at]) : 0.0F;
+    all_queries[at] =
+        first + at < q.cols ? query_channel(q, turns, angles, width, first + at) : 0.0F;
   }
   const auto* query = reinterpret_cast<const float4*>(all_queries + warp * width);
   float top = -1e30F;
@@ -148,21 +167,19 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void launch_attention(Rows<const Bf16> q, const float* sink, const AttentionShape& shape,
-                      const RopeAngles& angles, const AttentionRow* rows, Rows<Bf16> o,
-                      Stream stream) {
+void launch_attention(Rows<const Bf16> q, bool turns, const float* sink,
+                      const AttentionShape& shape, const RopeAngles& angles,
+                      const AttentionRow* rows, Rows<Bf16> o, Stream stream) {
   if (q.rows == 0) return;
   const int32_t keys_max = shape.window + shape.selected_max;
   const size_t bytes =
       static_cast<size_t>(kTileKeys) * (static_cast<size_t>(shape.head_dim) + 2) * 2 +
       sizeof(float) * kHeads * static_cast<size_t>(shape.head_dim + keys_max);
-  cudaFuncSetAttribute(attention_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       static_cast<int>(bytes));
   const dim3 grid(static_cast<unsigned>(q.rows),
                   static_cast<unsigned>((shape.heads + kHeads - 1) / kHeads));
-  attention_kernel<<<grid, kThreads, bytes, stream>>>(
-      q, sink, shape, static_cast<float>(1.0 / sqrt(static_cast<double>(shape.head_dim))), angles,
-      rows, keys_max, o);
+  launch_kernel(attention_kernel, {grid, kThreads, bytes}, stream, q, turns, sink, shape,
+                static_cast<float>(1.0 / sqrt(static_cast<double>(shape.head_dim))), angles, rows,
+                keys_max, o);
 }
 
 }  // namespace galley::kernels::cuda

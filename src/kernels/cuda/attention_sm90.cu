@@ -25,6 +25,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/attention_sm90.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
 #include "kernels/cuda/wgmma_keys.cuh"
@@ -750,6 +751,7 @@ __global__ void __launch_bounds__(4 * kGroup, 1) attention_kernel(const Attentio
     barrier_init_fence();
   }
   __syncthreads();
+  await_earlier();
   const int32_t role = threadIdx.x / kGroup;
   if (role == 0) {
     registers_give<96>();
@@ -780,21 +782,9 @@ void attention_sm90(const AttentionCall& call, int32_t multiprocessors, Stream s
   // Two CTAs a row as long as all rows then run at once.
   const bool pair = call.row_count * 2 <= multiprocessors;
   const auto kernel = pair ? attention_kernel<true> : attention_kernel<false>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSharedBytes);
   const int32_t blocks = pair ? 2 * call.row_count : std::min(call.row_count, multiprocessors);
-  cudaLaunchConfig_t config = {};
-  config.gridDim = dim3(static_cast<uint32_t>(blocks));
-  config.blockDim = dim3(4 * kGroup);
-  config.dynamicSmemBytes = kSharedBytes;
-  config.stream = stream;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = pair ? 2 : 1;
-  cluster.val.clusterDim.y = 1;
-  cluster.val.clusterDim.z = 1;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, kernel, call);
+  launch_kernel(kernel, {static_cast<uint32_t>(blocks), 4 * kGroup, kSharedBytes, pair ? 2U : 1U},
+                stream, call);
 }
 
 }  // namespace galley::kernels::cuda

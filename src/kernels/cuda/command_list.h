@@ -21,6 +21,8 @@
 #include "kernels/cuda/attention_sm90.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/expert_layer.h"
+#include "kernels/cuda/few_experts.h"
+#include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/index_select_sm90.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
@@ -78,7 +80,22 @@ class CommandKey {
             c.row_count, c.entries_max, c.builds_pool, c.scratch, c.scratch_bytes);
   }
   void add_value(const RouterOptions& o) { add_all(o.top_k, o.scale, o.gate_temperature); }
-  void add_value(const RowProduct& p) { add_all(p.x, p.weight, p.groups, p.y, p.y_f32); }
+  void add_value(const RowProduct& p) {
+    add_all(p.x, p.weight, p.groups, p.y, p.y_f32, p.quantise);
+  }
+  void add_value(const ProductSet& set) {
+    add(static_cast<uint64_t>(set.count));
+    for (int32_t i = 0; i < set.count; ++i) add_value(set.products[i]);
+    const WindowKeys& keys = set.window_keys;
+    add_all(set.norm_weight, set.norm_eps, keys.x, keys.norm_weight, keys.eps, keys.angles,
+            keys.records, set.copies, set.copy_count);
+  }
+  void add_value(const ExpertParts& p) { add_all(p.rows, p.top_k, p.shared); }
+  void add_value(const HcLeave& l) { add_all(l.parts, l.y, l.post, l.comb, l.streams); }
+  void add_value(const FewExperts& e) {
+    add_all(e.x, e.experts, e.expert_weights, e.gate, e.up, e.down, e.shared_gate, e.shared_up,
+            e.shared_down, e.limit, e.inner, e.out);
+  }
   void add_value(const PairPlan& p) {
     add_all(p.pair, p.begin, p.tile_expert, p.tile_begin, p.tile_count);
   }
@@ -140,7 +157,7 @@ class CommandList {
   }
 
  private:
-  static constexpr int64_t kCommandBytesMax = 512;
+  static constexpr int64_t kCommandBytesMax = 1536;
 
   struct Command {
     virtual void run(Stream stream) const = 0;

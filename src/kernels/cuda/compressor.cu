@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/compressor.h"
 #include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 
 namespace galley::kernels::cuda {
@@ -43,6 +44,7 @@ template <int kVectors, int kRatio, bool kWhole>
 __global__ void __launch_bounds__(kWarps* kWarp)
     compress_kernel(Rows<const float> kv, Rows<const float> gate, int32_t ratio,
                     const Bf16* norm_weight, float eps, Rows<Bf16> latent) {
+  await_earlier();
   const int64_t group = int64_t{blockIdx.x} * kWarps + threadIdx.x / kWarp;
   if (group >= latent.rows) return;
   const int lane = threadIdx.x % kWarp;
@@ -81,7 +83,8 @@ void compress(Stream stream, Rows<const float> kv, Rows<const float> gate, int32
   const bool whole =
       is_whole(kv) && is_whole(gate) && is_whole(latent) && is_whole(norm_weight, latent.cols);
   const auto launch = [&](auto kernel) {
-    kernel<<<grid, kWarps * kWarp, 0, stream>>>(kv, gate, ratio, norm_weight, eps, latent);
+    launch_kernel(kernel, {grid, kWarps * kWarp}, stream, kv, gate, ratio, norm_weight, eps,
+                  latent);
   };
   if (!whole) {
     launch(compress_kernel<kLatentWidthMax / 8 / kWarp, 0, false>);

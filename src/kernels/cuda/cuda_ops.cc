@@ -4,9 +4,12 @@
 
 #include <algorithm>
 #include <array>
+#include <cstdlib>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -17,9 +20,12 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/engram.h"
 #include "kernels/cuda/expert_store.h"
+#include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/graph_cache.h"
+#include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/memory_span.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/rope.h"
@@ -52,7 +58,8 @@ enum class Scratch : uint8_t {
 // Steps of more rows launch as they go: the device is then slower than the host.
 constexpr int64_t kGraphRowsMax = 512;
 constexpr int32_t kGraphsMax = 64;
-constexpr int64_t kCommandBytesMax = int64_t{1} << 20;
+constexpr int64_t kCommandBytesMax = int64_t{2} << 20;
+constexpr int64_t kCopiesAlongMax = 64;                 // that a launch of products takes along
 constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
 
 int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
@@ -84,11 +91,11 @@ class CudaOps final : public Ops {
     TRY(arena_.reserve(bounds.stage_bytes));
     bf16(Scratch::kQuantised, rows, whole_vectors(bounds.input_width));
     bytes(Scratch::kMix, hc_enter_workspace_bytes(rows, bounds.hidden));
-    bf16(Scratch::kGate, pairs, whole_vectors(bounds.expert_width));
+    bf16(Scratch::kGate, pairs + rows, whole_vectors(bounds.expert_width));
     bf16(Scratch::kUp, pairs, whole_vectors(bounds.expert_width));
     bf16(Scratch::kSharedGate, rows, whole_vectors(bounds.expert_width));
     bf16(Scratch::kSharedUp, rows, whole_vectors(bounds.expert_width));
-    bf16(Scratch::kPairs, pairs, bounds.hidden);
+    bf16(Scratch::kPairs, pairs + rows, bounds.hidden);
     bf16(Scratch::kShared, rows, bounds.hidden);
     for (const MoeWeights& weights : bounds.moe) {
       expert_table(weights);
@@ -122,7 +129,15 @@ class CudaOps final : public Ops {
   const void* stage(const void* host, int64_t bytes) override { return arena_.stage(host, bytes); }
 
   void copy(std::span<const RowCopy> copies) override {
-    enqueue(launch_copy, staged(copies), std::ssize(copies));
+    if (copies.empty()) return;
+    const RowCopy* list = staged(copies);
+    if (!fuses_ || std::ssize(copies) > kCopiesAlongMax) {
+      enqueue(launch_copy, list, std::ssize(copies));
+      return;
+    }
+    settle();
+    held_copies_.assign(copies.begin(), copies.end());
+    held_copies_at_ = list;
   }
 
   void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
@@ -139,27 +154,47 @@ class CudaOps final : public Ops {
     for (const Product& product : products) {
       CHECK((product.y.data != nullptr) != (product.y_f32.data != nullptr));
       CHECK(product.weight.in == x.cols);
-      Rows<const Bf16>& input = product.quantise_input ? quantised : exact;
-      if (input.data == nullptr) input = packed(x, product.quantise_input);
-      enqueue(launch_product, RowProduct{.x = input,
-                                         .weight = product.weight,
-                                         .groups = 1,
-                                         .y = product.y,
-                                         .y_f32 = product.y_f32});
+      RowProduct one{.weight = product.weight, .y = product.y, .y_f32 = product.y_f32};
+      one.quantise = product.quantise_input && quantises_in_place(x) && takes_strips(one);
+      Rows<const Bf16>& input = product.quantise_input && !one.quantise ? quantised : exact;
+      if (input.data == nullptr) input = packed(x, product.quantise_input && !one.quantise);
+      one.x = input;
+      add_product(one);
     }
+    flush_products();
   }
 
   void grouped_linear(Rows<const Bf16> x, const WeightView& weight, int32_t groups,
                       Rows<Bf16> y) override {
     CHECK(x.cols == groups * weight.in && weight.out % groups == 0);
     if (x.rows == 0) return;
-    enqueue(
-        launch_product,
-        RowProduct{.x = packed(x, false), .weight = weight, .groups = groups, .y = y, .y_f32 = {}});
+    add_product({.x = packed(x, false), .weight = weight, .groups = groups, .y = y});
+    flush_products();
   }
 
   void rms_norm(Rows<const Bf16> x, const Bf16* weight, float eps, Rows<Bf16> y) override {
     if (x.rows > 0) enqueue_first(cuda::rms_norm, x, weight, eps, y);
+  }
+
+  void norm_linear(Rows<Bf16> x, const Bf16* weight, float eps,
+                   std::span<const Product> products) override {
+    if (x.rows == 0) return;
+    ProductSet set;
+    set.norm_weight = weight;
+    set.norm_eps = eps;
+    bool fits = fuses_ && norms_along(x, weight) && quantises_in_place(x) &&
+                std::ssize(products) <= ProductSet::kMax;
+    for (const Product& product : products) {
+      const RowProduct one{.x = x,
+                           .weight = product.weight,
+                           .y = product.y,
+                           .y_f32 = product.y_f32,
+                           .quantise = product.quantise_input};
+      fits = fits && takes_strips(one);
+      if (fits) set.products[set.count++] = one;
+    }
+    if (!fits) return Ops::norm_linear(x, weight, eps, products);
+    append_products(set);
   }
 
   void hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const HcOptions& options,
@@ -168,6 +203,12 @@ class CudaOps final : public Ops {
     CHECK(options.streams == kStreams);
     if (streams.rows == 0) return;
     void* workspace = bytes(Scratch::kMix, hc_enter_workspace_bytes(streams.rows, x.cols));
+    if (fuses_ && hc_site_supports(streams, weights, options, norm_weight, x)) {
+      if (held_.streams.data != streams.data || held_.streams.rows != streams.rows) settle();
+      append_first(hc_site, std::exchange(held_, {}), streams, weights, options, carried,
+                   norm_weight, mix, x, workspace);
+      return;
+    }
     enqueue_first(cuda::hc_enter, streams, weights, options, carried, norm_weight, mix, x,
                   workspace);
   }
@@ -181,7 +222,13 @@ class CudaOps final : public Ops {
   void hc_leave(Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
                 int32_t stream_count, Rows<Bf16> streams) override {
     CHECK(stream_count == kStreams);
-    if (y.rows > 0) enqueue_first(cuda::hc_leave, y, post, comb, streams);
+    if (y.rows == 0) return;
+    if (held_.y.data != y.data || held_.streams.data != nullptr) settle();
+    held_.y = Rows<Bf16>(const_cast<Bf16*>(y.data), y.rows, y.cols, y.stride);
+    held_.post = post;
+    held_.comb = comb;
+    held_.streams = streams;
+    if (!fuses_ || y.rows > kSiteRowsMax || y.cols % 8 != 0 || !is_packed_input(y)) settle();
   }
 
   void stream_mean(Rows<const Bf16> streams, int32_t stream_count, Rows<Bf16> mean) override {
@@ -190,12 +237,18 @@ class CudaOps final : public Ops {
   }
 
   void rope(Rows<Bf16> x, int32_t heads, const RopeAngles& angles, bool inverse) override {
-    if (x.rows > 0) enqueue_first(cuda::rope, x, heads, angles, inverse);
+    if (x.rows == 0) return;
+    settle();
+    held_rope_ = HeldRope{x, heads, angles, inverse};
+    if (!fuses_ || inverse) settle();
   }
 
   void window_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
                    Rows<uint8_t> records) override {
-    if (x.rows > 0) enqueue_first(cuda::window_keys, x, norm_weight, eps, angles, records);
+    if (x.rows == 0) return;
+    settle();
+    held_keys_ = {x, norm_weight, eps, angles, records};
+    if (!fuses_ || !rides_along(held_keys_)) settle();
   }
 
   void compress(Rows<const float> kv, Rows<const float> gate, int32_t ratio,
@@ -288,7 +341,12 @@ class CudaOps final : public Ops {
       enqueue(attention_sm90, call, device_.multiprocessors);
       return;
     }
-    enqueue(launch_attention, q, sink, shape, angles, staged(rows), o);
+    const bool turns = held_rope_ && held_rope_->x.data == q.data && held_rope_->x.rows == q.rows &&
+                       held_rope_->heads == shape.heads &&
+                       held_rope_->angles.cos.data == angles.cos.data &&
+                       held_rope_->angles.sin.data == angles.sin.data;
+    if (turns) held_rope_.reset();
+    enqueue(launch_attention, q, turns, sink, shape, angles, staged(rows), o);
   }
 
   void route(Rows<const Bf16> x, const WeightView& gate, std::span<const float* const> bias_of_row,
@@ -313,6 +371,11 @@ class CudaOps final : public Ops {
                     y);
       return;
     }
+    if (fuses_ && few_experts_support(x, weights)) {
+      CHECK(expert_weights.stride == expert_weights.cols);
+      held_few(x, weights, experts, expert_weights, y);
+      return;
+    }
     const Rows<const Bf16> input = packed(x, true);
     const int64_t inner = weights.shared.w1.out;
     const int64_t padded = whole_vectors(inner);
@@ -324,9 +387,11 @@ class CudaOps final : public Ops {
     const Rows<Bf16> shared = bf16(Scratch::kShared, x.rows, x.cols);
     dense(input, weights.shared.w1, shared_gate);
     dense(input, weights.shared.w3, shared_up);
+    flush_products();
     enqueue(launch_swiglu, shared_gate, shared_up, static_cast<const float*>(nullptr),
             weights.swiglu_limit, shared_gate);
     dense(shared_gate, weights.shared.w2, shared);
+    flush_products();
     const Rows<Bf16> pairs = routed(x, input, weights, experts, expert_weights);
     enqueue(launch_combine, pairs, static_cast<int32_t>(experts.cols), shared, y);
   }
@@ -369,6 +434,12 @@ class CudaOps final : public Ops {
   }
 
  private:
+  struct HeldRope {
+    Rows<Bf16> x;
+    int32_t heads = 0;
+    RopeAngles angles;
+    bool inverse = false;
+  };
   // Device copies of a layer's views, one list a matrix.
   struct ExpertTable {
     MemoryBlock block;
@@ -381,21 +452,57 @@ class CudaOps final : public Ops {
         memory_(make_device_memory(stream, [this] { flush(); })),
         arena_(*memory_, stream),
         commands_(kCommandBytesMax),
-        graphs_(kGraphsMax) {}
+        graphs_(kGraphsMax) {
+    held_copies_.reserve(kCopiesAlongMax);
+  }
 
-  // Launches now, or with the rest of a small step.
+  // Launches now, or with the rest of a small step; behind what the call before held back.
   template <class Function, class... A>
   void enqueue(Function* function, const A&... arguments) {
+    settle();
+    append(function, arguments...);
+  }
+  template <class Function, class... A>
+  void enqueue_first(Function* function, const A&... arguments) {
+    settle();
+    append_first(function, arguments...);
+  }
+  template <class Function, class... A>
+  void append(Function* function, const A&... arguments) {
     commands_.add(function, arguments...);
     if (!waits_ || !commands_.has_room()) flush();
   }
   template <class Function, class... A>
-  void enqueue_first(Function* function, const A&... arguments) {
+  void append_first(Function* function, const A&... arguments) {
     commands_.add_first(function, arguments...);
     if (!waits_ || !commands_.has_room()) flush();
   }
 
+  // What the last calls were, where the next may do it along with its own work: the sum of the
+  // experts, hc_leave, or one after the other. Any other call comes behind it.
+  void settle() {
+    if (const auto rope = std::exchange(held_rope_, {})) {
+      append_first(cuda::rope, rope->x, rope->heads, rope->angles, rope->inverse);
+    }
+    const WindowKeys keys = std::exchange(held_keys_, {});
+    if (keys.x.rows > 0) {
+      append_first(cuda::window_keys, keys.x, keys.norm_weight, keys.eps, keys.angles,
+                   keys.records);
+    }
+    const int64_t copies = std::ssize(held_copies_);
+    held_copies_.clear();
+    if (copies > 0) append(launch_copy, held_copies_at_, copies);
+    const HcLeave held = std::exchange(held_, {});
+    if (held.parts.rows.data != nullptr) {
+      append(launch_combine, held.parts.rows, held.parts.top_k, held.parts.shared, held.y);
+    }
+    if (held.streams.data != nullptr) {
+      append_first(cuda::hc_leave, held.y, held.post, held.comb, held.streams);
+    }
+  }
+
   void flush() {
+    settle();
     if (commands_.empty()) return;
     arena_.upload();
     if (waits_ && arena_.ok() && !failure_) {
@@ -449,8 +556,62 @@ class CudaOps final : public Ops {
     return Rows<const Bf16>(room.data, x.rows, x.cols, columns);
   }
 
+  // Few narrow rows are quantised by the products that read them.
+  bool quantises_in_place(Rows<const Bf16> x) const {
+    return fuses_ && x.rows <= ProductSet::kRowsMax && is_packed_input(x) && x.cols % 16 == 0 &&
+           x.cols <= ProductSet::kQuantisedWidthMax;
+  }
+
+  // Products of one call, which read nothing of each other: those of few rows share a launch.
+  void add_product(const RowProduct& product) {
+    if (!fuses_ || product.x.rows > ProductSet::kRowsMax || !takes_strips(product)) {
+      CHECK(!product.quantise);
+      enqueue(launch_product, product);
+      return;
+    }
+    if (products_.count == ProductSet::kMax) flush_products();
+    products_.products[products_.count++] = product;
+  }
+  void flush_products() {
+    if (products_.count > 0) append_products(products_);
+    products_ = {};
+  }
+  // With what was held back on the side, if it has nothing to do with them.
+  void append_products(ProductSet set) {
+    const bool alone = held_rope_ || held_.y.data != nullptr || touches(set, held_keys_) ||
+                       touches(set, held_copies_);
+    if (alone) settle();
+    set.window_keys = std::exchange(held_keys_, {});
+    set.copies = held_copies_at_;
+    set.copy_count = std::ssize(held_copies_);
+    held_copies_.clear();
+    append(launch_few_rows, set);
+  }
+
   void dense(Rows<const Bf16> x, const WeightView& weight, Rows<Bf16> y) {
-    enqueue(launch_product, RowProduct{.x = x, .weight = weight, .groups = 1, .y = y, .y_f32 = {}});
+    add_product({.x = x, .weight = weight, .y = y});
+  }
+
+  // moe of few narrow rows, but for the sum of the experts.
+  void held_few(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
+                Rows<const float> expert_weights, Rows<Bf16> y) {
+    const int64_t pairs = experts.rows * experts.cols;
+    const int64_t inner = weights.shared.w1.out;
+    const ExpertTable& table = expert_table(weights);
+    FewExperts few{.x = x, .experts = experts, .expert_weights = expert_weights.data};
+    few.gate = table.matrix[0];
+    few.up = table.matrix[1];
+    few.down = table.matrix[2];
+    few.shared_gate = weights.shared.w1;
+    few.shared_up = weights.shared.w3;
+    few.shared_down = weights.shared.w2;
+    few.limit = weights.swiglu_limit;
+    few.inner = bf16(Scratch::kGate, pairs + x.rows, inner);
+    few.out = bf16(Scratch::kPairs, pairs + x.rows, x.cols);
+    enqueue(launch_few_experts, few);
+    held_.parts = {few.out.slice(0, pairs), static_cast<int32_t>(experts.cols),
+                   few.out.slice(pairs, x.rows)};
+    held_.y = y;
   }
 
   const ExpertTable& expert_table(const MoeWeights& weights) {
@@ -535,6 +696,15 @@ class CudaOps final : public Ops {
   std::map<const ExpertWeights*, ExpertTable> expert_tables_;  // by a layer's first expert
   CommandList commands_;
   GraphCache graphs_;
+  ProductSet products_;  // of the call that is being made
+  // What calls before this one left to do (settle()); of ropes, keys and copies one at a time.
+  HcLeave held_;
+  std::optional<HeldRope> held_rope_;
+  WindowKeys held_keys_;
+  std::vector<RowCopy> held_copies_;
+  const RowCopy* held_copies_at_ = nullptr;  // the same, staged
+  const bool fuses_ = std::getenv("GALLEY_CUDA_FUSE") == nullptr ||
+                      std::string_view(std::getenv("GALLEY_CUDA_FUSE")) != "0";
   bool waits_ = false;   // this step's commands wait for finish()
   int64_t entries_ = 0;  // of the longest sequence, where reserve() told
   std::optional<Error> failure_;

@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(Form::kThreads)
   const int32_t item = blockIdx.x / Form::kGroups;
   const int32_t strips = args.slots / kStripSlots;
   const int32_t strip = item % strips;
-  const TokenBlock block = block_at(args, item / strips, kTokens);
+  const TokenBlock block = block_at(args, item / strips, kTokens);  // args.blocks is null
   const int32_t chunk_begin = args.chunks * group / Form::kGroups;
   const int32_t chunk_end = args.chunks * (group + 1) / Form::kGroups;
 
@@ -78,24 +78,41 @@ __global__ void __launch_bounds__(Form::kThreads)
       const uint32_t rows = (block.rows + 7) & ~7;
       const uint8_t* x = args.x + (chunk_begin * args.x_rows + block.row) * kChunk;
       const float* x_scale = args.x_scale + chunk_begin * args.x_rows + block.row;
+      const auto load_weights = [&](const RingPlace& at) {
+        const uint32_t stage = ring_address + at.bytes;
+        const uint32_t barrier = full + at.barrier;
+        barrier_expect(barrier, kFp8Codes + kFp8Scales + rows * (kChunk + 4));
+        bulk_load(stage + Form::kCodesAt, weights + fp8_codes_at(strip % 4), kFp8Codes, barrier);
+        bulk_load(stage + Form::kTailAt, weights + fp8_scales_at(strip % 4), kFp8Scales, barrier);
+        weights += fp8_chunk_bytes();
+      };
+      // Weights are constant: the ring is filled with them while an earlier kernel makes x.
+      const int32_t early_end = min(chunk_end, chunk_begin + Form::kStages);
+      RingPlace early;
+      for (int32_t chunk = chunk_begin; chunk < early_end; ++chunk) {
+        load_weights(early);
+        early.template advance<Form>();
+      }
+      await_earlier();
       RingPlace place;
       for (int32_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
         const uint32_t stage = ring_address + place.bytes;
         const uint32_t barrier = full + place.barrier;
-        barrier_wait(empty + place.barrier, place.parity ^ 1);
-        barrier_expect(barrier, kFp8Codes + kFp8Scales + rows * (kChunk + 4));
-        bulk_load(stage + Form::kCodesAt, weights + fp8_codes_at(strip % 4), kFp8Codes, barrier);
-        bulk_load(stage + Form::kTailAt, weights + fp8_scales_at(strip % 4), kFp8Scales, barrier);
+        if (chunk >= early_end) {
+          barrier_wait(empty + place.barrier, place.parity ^ 1);
+          load_weights(place);
+        }
         bulk_load(stage, x, rows * kChunk, barrier);
         bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
-        weights += fp8_chunk_bytes();
         x += args.x_rows * kChunk;
         x_scale += args.x_rows;
         place.template advance<Form>();
       }
     }
     __syncwarp();
+    await_earlier();
   } else {
+    await_earlier();
     float sum[kTokens / 2];
 #pragma unroll
     for (int32_t i = 0; i < kTokens / 2; ++i) sum[i] = 0.0F;

@@ -11,6 +11,7 @@
 #include "kernels/cuda/exponential.cuh"
 #include "kernels/cuda/formats.cuh"
 #include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 
 namespace galley::kernels::cuda {
@@ -22,6 +23,7 @@ template <bool kWhole>
 __global__ void __launch_bounds__(kLookupThreads)
     lookup_kernel(const uint8_t* codes, const uint8_t* scale, int64_t width,
                   Rows<const int64_t> ids, Rows<Bf16> e) {
+  await_earlier();
   const int64_t vectors = (width + 7) / 8;
   const int64_t item = int64_t{blockIdx.x} * kLookupThreads + threadIdx.x;
   const int64_t row = item / (vectors * ids.cols);
@@ -56,6 +58,7 @@ __global__ void __launch_bounds__(512)
     write_kernel(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
                  const uint8_t* alive, float eps, float scale, Rows<Bf16> streams,
                  Rows<float> gate) {
+  await_earlier();
   __shared__ float scratch[kWarp];
   const int64_t row = blockIdx.x / kStreams;
   const int stream = static_cast<int>(blockIdx.x % kStreams);
@@ -115,9 +118,10 @@ void engram_lookup(Stream stream, const uint8_t* codes, const uint8_t* scale, in
   const int64_t items = ids.rows * ids.cols * divide_up(width, 8);
   const auto grid = static_cast<unsigned>(divide_up(items, kLookupThreads));
   if (is_whole(e) && width % 8 == 0 && reinterpret_cast<uintptr_t>(codes) % 8 == 0) {
-    lookup_kernel<true><<<grid, kLookupThreads, 0, stream>>>(codes, scale, width, ids, e);
+    launch_kernel(lookup_kernel<true>, {grid, kLookupThreads}, stream, codes, scale, width, ids, e);
   } else {
-    lookup_kernel<false><<<grid, kLookupThreads, 0, stream>>>(codes, scale, width, ids, e);
+    launch_kernel(lookup_kernel<false>, {grid, kLookupThreads}, stream, codes, scale, width, ids,
+                  e);
   }
 }
 
@@ -132,11 +136,11 @@ void engram_write(Stream stream, Rows<const Bf16> kv, const Bf16* q_weight, cons
   const bool whole = is_whole(kv) && is_whole(streams) && hidden % 8 == 0 &&
                      is_whole(q_weight, hidden) && is_whole(k_weight, hidden);
   if (whole) {
-    write_kernel<true>
-        <<<grid, threads, 0, stream>>>(kv, q_weight, k_weight, alive, eps, scale, streams, gate);
+    launch_kernel(write_kernel<true>, {grid, threads}, stream, kv, q_weight, k_weight, alive, eps,
+                  scale, streams, gate);
   } else {
-    write_kernel<false>
-        <<<grid, threads, 0, stream>>>(kv, q_weight, k_weight, alive, eps, scale, streams, gate);
+    launch_kernel(write_kernel<false>, {grid, threads}, stream, kv, q_weight, k_weight, alive, eps,
+                  scale, streams, gate);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <cuda_bf16.h>
 
 #include "kernels/cuda/expert_plan.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/quantise_tiles.cuh"
 
 namespace galley::kernels::cuda {
@@ -21,6 +22,7 @@ __device__ __forceinline__ int32_t warp_sum(int32_t value) {
 __global__ void __launch_bounds__(kThreads)
     plan_kernel(const int32_t* __restrict__ experts, const float* __restrict__ weights,
                 int64_t choices, int32_t expert_count, ExpertPlan plan) {
+  await_earlier();
   const int32_t expert = (blockIdx.x * kThreads + threadIdx.x) / 32;
   const int32_t lane = threadIdx.x & 31;
   if (expert > expert_count) return;
@@ -65,6 +67,7 @@ __global__ void __launch_bounds__(kThreads)
 // The list of token blocks, experts ascending: one block of threads, an expert each.
 __global__ void __launch_bounds__(1024)
     plan_blocks_kernel(int32_t expert_count, int32_t block_tokens, ExpertPlan plan) {
+  await_earlier();
   __shared__ int32_t warp_total[32];
   const int32_t lane = threadIdx.x & 31;
   const int32_t warp = threadIdx.x >> 5;
@@ -99,6 +102,7 @@ __global__ void __launch_bounds__(1024)
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(Rows<const Bf16> expert_rows, const int32_t* __restrict__ place, int32_t top_k,
                    Rows<const Bf16> shared, Rows<Bf16> y) {
+  await_earlier();
   const int64_t pieces = y.cols / 8;
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t row = item / pieces;
@@ -130,8 +134,9 @@ void launch_quantise(Stream stream, Rows<const Bf16> x, int64_t items, const Qua
                      int64_t places, uint8_t* x8, float* x_scale) {
   const int64_t lanes = items * tiled_chunks(x.cols) * 16;
   if (lanes == 0) return;
-  quantise_tiles_kernel<<<static_cast<uint32_t>((lanes + kThreads - 1) / kThreads), kThreads, 0,
-                          stream>>>(x, items, rows, places, x8, x_scale);
+  launch_kernel(quantise_tiles_kernel,
+                {static_cast<uint32_t>((lanes + kThreads - 1) / kThreads), kThreads}, stream, x,
+                items, rows, places, x8, x_scale);
 }
 
 }  // namespace
@@ -139,8 +144,9 @@ void launch_quantise(Stream stream, Rows<const Bf16> x, int64_t items, const Qua
 void plan_experts(Stream stream, const int32_t* experts, const float* weights, int64_t choices,
                   int32_t expert_count, int32_t block_tokens, const ExpertPlan& plan) {
   const auto grid = static_cast<uint32_t>(((expert_count + 1) * 32 + kThreads - 1) / kThreads);
-  plan_kernel<<<grid, kThreads, 0, stream>>>(experts, weights, choices, expert_count, plan);
-  plan_blocks_kernel<<<1, 1024, 0, stream>>>(expert_count, block_tokens, plan);
+  launch_kernel(plan_kernel, {grid, kThreads}, stream, experts, weights, choices, expert_count,
+                plan);
+  launch_kernel(plan_blocks_kernel, {1, 1024}, stream, expert_count, block_tokens, plan);
 }
 
 void quantise_choices(Stream stream, Rows<const Bf16> x, const int32_t* place, int32_t top_k,
@@ -164,8 +170,9 @@ void combine_experts(Stream stream, Rows<const Bf16> expert_rows, const int32_t*
                      int32_t top_k, Rows<const Bf16> shared, Rows<Bf16> y) {
   const int64_t items = y.rows * (y.cols / 8);
   if (items == 0) return;
-  combine_kernel<<<static_cast<uint32_t>((items + kThreads - 1) / kThreads), kThreads, 0, stream>>>(
-      expert_rows, place, top_k, shared, y);
+  launch_kernel(combine_kernel,
+                {static_cast<uint32_t>((items + kThreads - 1) / kThreads), kThreads}, stream,
+                expert_rows, place, top_k, shared, y);
 }
 
 }  // namespace galley::kernels::cuda

@@ -3,6 +3,7 @@
 #include <cuda_fp8.h>
 
 #include "kernels/cuda/fold_weights.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/weight_tiles.h"
 
 namespace galley::kernels::cuda {
@@ -32,6 +33,7 @@ __device__ __forceinline__ bool is_zero_block(const uint8_t* block) {
 __global__ void __launch_bounds__(kThreads)
     fold_fp4_kernel(FoldArguments args, int64_t slots, uint8_t* __restrict__ tiles,
                     float* __restrict__ row_scale, int32_t* __restrict__ misfits) {
+  await_earlier();
   const int64_t slot = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
   const int32_t lane = threadIdx.x & 31;
   if (slot >= slots) return;
@@ -95,6 +97,7 @@ __device__ __forceinline__ float decode_e4m3(uint8_t code) {
 __global__ void __launch_bounds__(kThreads)
     fold_fp8_kernel(FoldArguments args, int64_t slots, uint8_t* __restrict__ tiles,
                     int32_t* __restrict__ moved) {
+  await_earlier();
   const int64_t item = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 8;
   const int32_t lane = threadIdx.x & 7;
   const int64_t slot = item / args.chunks;
@@ -160,16 +163,16 @@ void fold_fp4(Stream stream, const RawWeight& first, const RawWeight& second,
               const FoldShape& shape, uint8_t* tiles, float* row_scale, int32_t* misfits) {
   const int64_t slots = shape.slots();
   const auto grid = static_cast<uint32_t>((slots * 32 + kThreads - 1) / kThreads);
-  fold_fp4_kernel<<<grid, kThreads, 0, stream>>>(arguments(first, second, shape), slots, tiles,
-                                                 row_scale, misfits);
+  launch_kernel(fold_fp4_kernel, {grid, kThreads}, stream, arguments(first, second, shape), slots,
+                tiles, row_scale, misfits);
 }
 
 void fold_fp8(Stream stream, const RawWeight& first, const RawWeight& second,
               const FoldShape& shape, uint8_t* tiles, int32_t* moved) {
   const int64_t slots = shape.slots();
   const auto grid = static_cast<uint32_t>((slots * shape.chunks() * 8 + kThreads - 1) / kThreads);
-  fold_fp8_kernel<<<grid, kThreads, 0, stream>>>(arguments(first, second, shape), slots, tiles,
-                                                 moved);
+  launch_kernel(fold_fp8_kernel, {grid, kThreads}, stream, arguments(first, second, shape), slots,
+                tiles, moved);
 }
 
 }  // namespace galley::kernels::cuda

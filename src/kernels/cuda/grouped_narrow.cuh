@@ -130,6 +130,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
     barrier_init_fence();
   }
   __syncthreads();
+  await_earlier();
   if (warp >= 16) {
     registers_give<32>();
     narrow_produce<Form>(args, shared, warp - 16);

@@ -41,6 +41,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/grouped_product.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/weight_tiles.h"
 #include "kernels/cuda/wgmma_e4m3.cuh"
@@ -572,6 +573,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   }
   __syncthreads();
   if constexpr (Form::kCluster > 1) cluster_sync();
+  await_earlier();
 
   const int32_t tiles = args.slots / (kStripSlots * Form::kStrips);
   const int32_t blocks = block_total(args, Form::kTokens);

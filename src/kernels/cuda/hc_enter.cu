@@ -6,14 +6,14 @@
 // are, and fn, f32, is exactly the sum of three bf16 (rounded, the rest rounded, and its rest).
 // Products are exact, sums are f32.
 //
-// Two launches. `project` cuts the channels into slices of 256, a slice into eight groups of 32. A
-// block keeps a slice and goes through tiles of 16 rows, which asynchronous copies bring into a
-// ring of stages; two of its warps keep the weights of one group of all streams in 48 registers
-// each: one the upper parts, and it collapses; the other the middle ones, the lowest in shared
-// memory, and it adds up the streams' squares. So streams are read once. What is left in memory is
-// x not yet scaled and, a slice, 26 numbers a row. `finish` adds these up in slice order, scales x,
-// and does Sinkhorn in 16 lanes; of many rows a launch of their own does the latter, since it waits
-// on latencies only.
+// Few rows go through hc_site.cu, all others through two launches. `project` cuts the channels into
+// slices of 256, a slice into eight groups of 32. A block keeps a slice and goes through tiles of
+// 16 rows, which asynchronous copies bring into a ring of stages; two of its warps keep the weights
+// of one group of all streams in 48 registers each: one the upper parts, and it collapses; the
+// other the middle ones, the lowest in shared memory, and it adds up the streams' squares. So
+// streams are read once. What is left in memory is x not yet scaled and, a slice, 26 numbers a row.
+// `finish` adds these up in slice order, scales x, and does Sinkhorn in 16 lanes; of many rows a
+// launch of their own does the latter, since it waits on latencies only.
 //
 // A group's sums start at zero, groups are added in order within a slice, slices in order: the same
 // for any number of rows.
@@ -33,57 +33,21 @@
 // not looked into.
 #include <algorithm>
 
-#include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/hc_enter.cuh"
 #include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sm90.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
 
-constexpr int kMixes = (2 + kStreams) * kStreams;  // 24
-constexpr int kTiles = kMixes / 8;                 // of 8 outputs, as mma has them
-constexpr int kGroup = 32;                         // channels
-constexpr int kSliceGroups = 8;
-constexpr int kSlice = kGroup * kSliceGroups;
-constexpr int kGroupWarps = 2;
-constexpr int kWarps = kSliceGroups * kGroupWarps;
-constexpr int kTileRows = 16;
-constexpr int kPartials = 32;  // floats a row and slice: 24 sums, squares, squares of x, six unused
-constexpr int kSquares = kMixes;
-constexpr int kOutSquares = kMixes + 1;
-static_assert(kMixes % 8 == 0 && kWarps == kTileRows);
-
 // A stage: what lanes of a group's two warps read, 16 bytes each, of each stream and half of rows.
 constexpr int kRing = 3;
 constexpr int kGroupBytes = kStreams * 2 * kWarp * 16;
 constexpr int kStageBytes = kSliceGroups * kGroupBytes;
-// What warps hand each other: 24 sums and a sum of squares a row, two buffers.
-constexpr int kExchangePitch = 28;  // floats a row
-constexpr int kExchangeFloats = kWarps * kTileRows * kExchangePitch;
-constexpr int kExchangeBytes = 2 * kExchangeFloats * static_cast<int>(sizeof(float));
-// The lowest parts of the weights.
-constexpr int kLowestBytes = kSliceGroups * kStreams * kTiles * kWarp * 16;
 constexpr int kSharedBytes = kRing * kStageBytes + kExchangeBytes + kLowestBytes + 2 * 8;
 static_assert(kSharedBytes <= 227 * 1024);
-
-struct ProjectArguments {
-  Rows<const Bf16> streams;
-  const float* fn;
-  Rows<const float> carried;
-  Rows<Bf16> x;
-  float* partials;  // [rows, slices, kPartials]
-  int64_t slices;
-};
-
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // Blocks until the barrier's phase of this parity is over.
 __device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
@@ -101,86 +65,6 @@ __device__ __forceinline__ int64_t tile_row(int64_t turn) {
   return (int64_t{blockIdx.y} + turn * gridDim.y) * kTileRows;
 }
 
-// One part of the weights of a group of channels, all streams. The k index of mma is free as long
-// as both operands agree: lane q of four has channels 8q .. 8q + 7 of a group, the first four in
-// the first product, the others in the second.
-struct Weights {
-  uint4 piece[kStreams][kTiles];
-};
-
-__device__ __forceinline__ Float8 minus(const Float8& a, const Float8& b) {
-  Float8 rest;
-#pragma unroll
-  for (int i = 0; i < 8; ++i) rest.v[i] = a.v[i] - b.v[i];
-  return rest;
-}
-
-// The upper part to registers, or the middle one, and then the lowest to shared memory.
-template <bool kWhole>
-__device__ __forceinline__ void load_weights(const ProjectArguments& args, int64_t channel,
-                                             bool is_upper, Weights& weights, uint4* lowest) {
-  const int64_t hidden = args.x.cols;
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const float* row = args.fn + (tile * 8 + lane / 4) * (kStreams * hidden) + j * hidden;
-      const Float8 w = load8_f32<kWhole>(row, channel / 8 + lane % 4, hidden);
-      const uint4 upper = narrow8(w);
-      if (is_upper) {
-        weights.piece[j][tile] = upper;
-      } else {
-        const Float8 rest = minus(w, widen8(upper));
-        const uint4 middle = narrow8(rest);
-        weights.piece[j][tile] = middle;
-        lowest[(j * kTiles + tile) * kWarp + lane] = narrow8(minus(rest, widen8(middle)));
-      }
-    }
-  }
-}
-
-// Rows lane / 4 and lane / 4 + 8 of a tile, 8 channels of each stream.
-struct Tile {
-  uint4 raw[kStreams][2];
-};
-
-struct Sums {
-  float mix[kTiles][4] = {};
-  float squares[2] = {};  // of x by the warp of the upper parts, else of streams
-};
-
-__device__ __forceinline__ void multiply_stream(const uint4 (&raw)[2], const uint4 (&w)[kTiles],
-                                                Sums& sums) {
-  const uint32_t first[4] = {raw[0].x, raw[1].x, raw[0].y, raw[1].y};
-  const uint32_t second[4] = {raw[0].z, raw[1].z, raw[0].w, raw[1].w};
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) multiply(sums.mix[t], first, w[t].x, w[t].y);
-#pragma unroll
-  for (int t = 0; t < kTiles; ++t) multiply(sums.mix[t], second, w[t].z, w[t].w);
-}
-
-__device__ __forceinline__ void multiply_lowest(const Tile& tile, const uint4* lowest, Sums& sums) {
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j) {
-    uint4 w[kTiles];
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) w[t] = lowest[(j * kTiles + t) * kWarp + lane];
-    multiply_stream(tile.raw[j], w, sums);
-  }
-}
-
-__device__ __forceinline__ void add_squares(const Tile& tile, Sums& sums) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float part[kStreams];
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) part[j] = square_sum(widen8(tile.raw[j][half]));
-    sums.squares[half] = (part[0] + part[1]) + (part[2] + part[3]);
-  }
-}
-
 template <bool kWhole>
 __device__ __forceinline__ void collapse(const ProjectArguments& args, const Tile& tile,
                                          const float (&pi)[2][kStreams], int64_t first_row,
@@ -188,14 +72,7 @@ __device__ __forceinline__ void collapse(const ProjectArguments& args, const Til
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    Float8 x = {};
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) {
-      const Float8 value = widen8(tile.raw[j][half]);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) x.v[e] += pi[half][j] * value.v[e];
-    }
-    const uint4 collapsed = narrow8(x);
+    const uint4 collapsed = collapse_half(tile, half, pi[half]);
     sums.squares[half] = square_sum(widen8(collapsed));
     const int64_t row = first_row + lane / 4 + 8 * half;
     if (row < args.x.rows) {
@@ -265,45 +142,15 @@ __device__ __forceinline__ void load_tile(const ProjectArguments& args, const ui
   }
 }
 
-__device__ __forceinline__ void store_sums(Sums sums, float* warp_buffer) {
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sums.squares[half] += __shfl_xor_sync(kAllLanes, sums.squares[half], 1);
-    sums.squares[half] += __shfl_xor_sync(kAllLanes, sums.squares[half], 2);
-    float* to = warp_buffer + (lane / 4 + 8 * half) * kExchangePitch;
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      *reinterpret_cast<float2*>(to + 8 * t + lane % 4 * 2) = {sums.mix[t][2 * half],
-                                                               sums.mix[t][2 * half + 1]};
-    }
-    if (lane % 4 == 0) to[kMixes] = sums.squares[half];
-  }
-}
-
-// Row `threadIdx.x / kWarp` of a tile: groups in order, of each the sum with the upper parts first.
+// Row `threadIdx.x / kWarp` of a tile.
 __device__ __forceinline__ void add_groups(const ProjectArguments& args, const float* buffer,
                                            int64_t first_row) {
   const int in_tile = threadIdx.x / kWarp;
   const int lane = threadIdx.x % kWarp;
   const int64_t row = first_row + in_tile;
   if (lane > kOutSquares || row >= args.x.rows) return;
-  const float* from = buffer + in_tile * kExchangePitch + min(lane, kMixes);
-  constexpr int kWarpFloats = kTileRows * kExchangePitch;
-  float upper[kSliceGroups];
-  float rest[kSliceGroups];
-#pragma unroll
-  for (int g = 0; g < kSliceGroups; ++g) {
-    upper[g] = from[(2 * g) * kWarpFloats];
-    rest[g] = from[(2 * g + 1) * kWarpFloats];
-  }
-  float total = 0.0F;
-#pragma unroll
-  for (int g = 0; g < kSliceGroups; ++g) {
-    if (lane != kSquares) total += upper[g];
-    if (lane != kOutSquares) total += rest[g];
-  }
-  args.partials[(row * args.slices + blockIdx.x) * kPartials + lane] = total;
+  args.partials[(row * args.slices + blockIdx.x) * kPartials + lane] =
+      group_total(buffer, in_tile, lane);
 }
 
 // Block (slice, part) goes through every part-th tile of 16 rows; warps 2g and 2g + 1 have group g.
@@ -332,7 +179,6 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArgume
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
-  for (int turn = 0; turn < kRing - 1; ++turn) copy_ahead(turn);
   if (threadIdx.x == 0) {
     for (uint32_t i = 0; i < 2; ++i) {
       asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(written + i * 8), "r"(kWarps)
@@ -342,7 +188,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArgume
   }
   Weights weights;
   auto* lowest = reinterpret_cast<uint4*>(behind) + group * (kStreams * kTiles * kWarp);
-  load_weights<kWhole>(args, channel, upper, weights, lowest);
+  load_weights<kWhole>(args, channel, upper, weights, lowest);  // constant: before the wait
+  await_earlier();
+  for (int turn = 0; turn < kRing - 1; ++turn) copy_ahead(turn);
   float next_pi[2][kStreams] = {};
   if (upper) load_carried<kWhole>(args, tile_row(0), next_pi);
   __syncthreads();
@@ -384,57 +232,9 @@ __global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArgume
   finish_tile(turn - 1);
 }
 
-struct FinishArguments {
-  const float* partials;
-  int64_t slices;
-  HcWeights weights;
-  HcOptions options;
-  const Bf16* norm_weight;
-  HcMix mix;
-  Rows<Bf16> x;
-  int row_threads;  // that scale a row
-};
-
-__device__ __forceinline__ float from_lane(float x, int lane) {
-  return __shfl_sync(kAllLanes, x, lane);
-}
-
-// Sinkhorn of two rows in one warp: lane 16 r + 4 i + j has a[i][j] of row r. Every sum runs in
-// index order, as plain/ has it.
-__device__ float sinkhorn(float a, const HcOptions& options) {
-  const int lane = threadIdx.x % kWarp;
-  const int row = lane & ~3;
-  const int column = (lane & ~15) + (lane & 3);
-  const auto row_total = [&](float x) {
-    return ((from_lane(x, row) + from_lane(x, row + 1)) + from_lane(x, row + 2)) +
-           from_lane(x, row + 3);
-  };
-  const auto column_total = [&](float x) {
-    return ((from_lane(x, column) + from_lane(x, column + 4)) + from_lane(x, column + 8)) +
-           from_lane(x, column + 12);
-  };
-  const float most = fmaxf(fmaxf(from_lane(a, row), from_lane(a, row + 1)),
-                           fmaxf(from_lane(a, row + 2), from_lane(a, row + 3)));
-  // Through double: the C library's expf, which plain/ calls here, is correctly rounded but for
-  // rare cases.
-  a = static_cast<float>(exp(static_cast<double>(a - most)));
-  a = a / row_total(a) + options.hc_eps;
-  a = a / (column_total(a) + options.hc_eps);
-  for (int t = 1; t < options.sinkhorn_iterations; ++t) {
-    a = a / (row_total(a) + options.hc_eps);
-    a = a / (column_total(a) + options.hc_eps);
-  }
-  return a;
-}
-
-constexpr int kFinishRows = 2;  // of a block
 constexpr int64_t kFewRows = 1024;
-constexpr int kScaleVectors = 4;
-constexpr int kScaleThreadsMax = 256;  // of a row
-constexpr int64_t kHiddenMax = 8 * kScaleVectors * kScaleThreadsMax;
-static_assert(kHiddenMax <= kSlice * kWarp);
 
-// The mixes of two rows from their sums, by one warp.
+// By one warp.
 __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
   const int lane = threadIdx.x % kWarp;
   const int64_t slices = args.slices;
@@ -449,31 +249,14 @@ __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
 #pragma unroll
     for (int r = 0; r < kFinishRows; ++r) sum[r] += __ldg(from[r] + slice * kPartials);
   }
-  const int place = lane % 16;
-  const int64_t row = first_row + lane / 16;
-  const auto mix = [&](int index) {  // of this half's row
-    const float first = from_lane(sum[0], index);
-    const float second = from_lane(sum[1], index);
-    return lane < 16 ? first : second;
-  };
-  const float nu = inverse_rms(mix(kSquares), kStreams * args.x.cols, args.options.norm_eps);
-  const float* scale = args.weights.scale;
-  const float* base = args.weights.base;
-  const float gate = mix(place % 8) * nu * scale[place / 4 % 2] + base[place % 8];
-  const float a = sinkhorn(mix(8 + place) * nu * scale[2] + base[8 + place], args.options);
-  if (row >= args.x.rows) return;
-  row_of(args.mix.comb, row)[place] = a;
-  if (place < kStreams) {
-    row_of(args.mix.pre, row)[place] = sigmoid(gate) + args.options.hc_eps;
-  } else if (place < 2 * kStreams) {
-    row_of(args.mix.post, row)[place - kStreams] = 2.0F * sigmoid(gate);
-  }
+  write_mixes(args, first_row, sum);
 }
 
 constexpr int kCoefficientWarps = 8;
 
 __global__ void __launch_bounds__(kCoefficientWarps* kWarp)
     coefficients_kernel(FinishArguments args) {
+  await_earlier();
   const int64_t pair = int64_t{blockIdx.x} * kCoefficientWarps + threadIdx.x / kWarp;
   if (pair * kFinishRows < args.x.rows) coefficients(args, pair * kFinishRows);
 }
@@ -483,6 +266,7 @@ __global__ void __launch_bounds__(kCoefficientWarps* kWarp)
 template <bool kWhole>
 __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
     finish_kernel(FinishArguments args) {
+  await_earlier();
   const int64_t first_row = int64_t{blockIdx.x} * kFinishRows;
   const int threads = args.row_threads;
   const int which = static_cast<int>(threadIdx.x) / threads;
@@ -508,11 +292,8 @@ __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
 #pragma unroll
   for (int i = 0; i < kScaleVectors; ++i) {
     const int64_t vector = first + i * threads;
-    const Float8 w = widen8(load8<kWhole>(args.norm_weight, vector, hidden));
-    Float8 value = widen8(raw[i]);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) value.v[e] = value.v[e] * inverse * w.v[e];
-    store8<kWhole>(x, vector, hidden, narrow8(value));
+    const uint4 w = load8<kWhole>(args.norm_weight, vector, hidden);
+    store8<kWhole>(x, vector, hidden, normed(raw[i], inverse, w));
   }
 }
 
@@ -521,15 +302,10 @@ int64_t slice_count(int64_t hidden) { return divide_up(hidden, kSlice); }
 template <bool kWhole>
 void project(Stream stream, const ProjectArguments& args) {
   constexpr int64_t kBlocks = 132;  // one a processor
-  // More than 48 KB of shared memory has to be asked for, once a kernel and device.
-  static const bool allowed =
-      cudaFuncSetAttribute(project_kernel<kWhole>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                           kSharedBytes) == cudaSuccess;
-  CHECK(allowed);
   const int64_t tiles = divide_up(args.x.rows, kTileRows);
   const int64_t parts = std::min(std::max<int64_t>(kBlocks / args.slices, 1), tiles);
   const dim3 grid(static_cast<unsigned>(args.slices), static_cast<unsigned>(parts));
-  project_kernel<kWhole><<<grid, kWarps * kWarp, kSharedBytes, stream>>>(args);
+  launch_kernel(project_kernel<kWhole>, {grid, kWarps * kWarp, kSharedBytes}, stream, args);
 }
 
 template <bool kWhole>
@@ -538,15 +314,17 @@ void launch_finish(Stream stream, const FinishArguments& args) {
   const auto grid = static_cast<unsigned>(divide_up(rows, kFinishRows));
   const int threads = args.row_threads * kFinishRows;
   if (rows <= kFewRows) {
-    finish_kernel<kWhole><<<grid, threads + kWarp, 0, stream>>>(args);
+    launch_kernel(finish_kernel<kWhole>, {grid, threads + kWarp}, stream, args);
     return;
   }
-  finish_kernel<kWhole><<<grid, threads, 0, stream>>>(args);
+  launch_kernel(finish_kernel<kWhole>, {grid, threads}, stream, args);
   const auto warps = static_cast<unsigned>(divide_up(grid, kCoefficientWarps));
-  coefficients_kernel<<<warps, kCoefficientWarps * kWarp, 0, stream>>>(args);
+  launch_kernel(coefficients_kernel, {warps, kCoefficientWarps * kWarp}, stream, args);
 }
 
 }  // namespace
+
+void hc_finish(Stream stream, const FinishArguments& args) { launch_finish<true>(stream, args); }
 
 int64_t hc_enter_workspace_bytes(int64_t rows, int64_t hidden) {
   return rows * slice_count(hidden) * kPartials * static_cast<int64_t>(sizeof(float));

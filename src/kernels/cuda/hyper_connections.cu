@@ -3,7 +3,9 @@
 //
 // Floor: every stream read once and written once. A thread has 8 channels of all streams, so each
 // sum over streams stays in registers, in the order of plain/, and the bits are plain/'s.
+#include "kernels/cuda/hc_leave.cuh"
 #include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 
 namespace galley::kernels::cuda {
@@ -19,6 +21,7 @@ template <bool kWhole>
 __global__ void __launch_bounds__(kThreads)
     leave_kernel(Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
                  Rows<Bf16> streams) {
+  await_earlier();
   const int64_t row = blockIdx.x;
   const int64_t vector = channel_vector();
   const int64_t hidden = y.cols;
@@ -27,27 +30,19 @@ __global__ void __launch_bounds__(kThreads)
   for (int j = 0; j < kStreams; ++j) {
     raw[j] = load8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden);
   }
-  const Float8 added = widen8(load8<kWhole>(row_of(y, row), vector, hidden));
-  const float* c = row_of(comb, row);
+  const uint4 added = load8<kWhole>(row_of(y, row), vector, hidden);
+  LeaveMix mix;
+  mix.load(row_of(comb, row), row_of(post, row));
+  leave8(mix, added, raw);
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
-    Float8 out = {};
-#pragma unroll
-    for (int from = 0; from < kStreams; ++from) {
-      const float factor = __ldg(c + from * kStreams + j);
-      const Float8 in = widen8(raw[from]);
-#pragma unroll
-      for (int e = 0; e < 8; ++e) out.v[e] += factor * in.v[e];
-    }
-    const float own = __ldg(row_of(post, row) + j);
-#pragma unroll
-    for (int e = 0; e < 8; ++e) out.v[e] = fmaf(own, added.v[e], out.v[e]);
-    store8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden, narrow8(out));
+    store8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden, raw[j]);
   }
 }
 
 template <bool kWhole>
 __global__ void __launch_bounds__(kThreads) mean_kernel(Rows<const Bf16> streams, Rows<Bf16> mean) {
+  await_earlier();
   const int64_t row = blockIdx.x;
   const int64_t vector = channel_vector();
   Float8 sum = {};
@@ -64,6 +59,7 @@ __global__ void __launch_bounds__(kThreads) mean_kernel(Rows<const Bf16> streams
 template <bool kWhole>
 __global__ void __launch_bounds__(kThreads)
     spread_kernel(const Bf16* const* sources, Rows<Bf16> streams) {
+  await_earlier();
   const int64_t row = blockIdx.x;
   const int64_t vector = channel_vector();
   const int64_t hidden = streams.cols / kStreams;
@@ -84,6 +80,7 @@ constexpr int kCollapseVectors = 2;
 template <bool kWhole>
 __global__ void collapse_norm_kernel(Rows<const Bf16> streams, Rows<const float> carried,
                                      const Bf16* norm_weight, float eps, Rows<Bf16> x) {
+  await_earlier();
   __shared__ float scratch[kWarp];
   const int64_t row = blockIdx.x;
   const int64_t hidden = x.cols;
@@ -125,9 +122,9 @@ void hc_leave(Stream stream, Rows<const Bf16> y, Rows<const float> post, Rows<co
   if (y.rows == 0) return;
   const dim3 grid = channel_grid(y.rows, y.cols);
   if (is_whole(y) && is_whole(streams)) {
-    leave_kernel<true><<<grid, kThreads, 0, stream>>>(y, post, comb, streams);
+    launch_kernel(leave_kernel<true>, {grid, kThreads}, stream, y, post, comb, streams);
   } else {
-    leave_kernel<false><<<grid, kThreads, 0, stream>>>(y, post, comb, streams);
+    launch_kernel(leave_kernel<false>, {grid, kThreads}, stream, y, post, comb, streams);
   }
 }
 
@@ -136,9 +133,9 @@ void stream_mean(Stream stream, Rows<const Bf16> streams, Rows<Bf16> mean) {
   if (streams.rows == 0) return;
   const dim3 grid = channel_grid(mean.rows, mean.cols);
   if (is_whole(mean) && is_whole(streams)) {
-    mean_kernel<true><<<grid, kThreads, 0, stream>>>(streams, mean);
+    launch_kernel(mean_kernel<true>, {grid, kThreads}, stream, streams, mean);
   } else {
-    mean_kernel<false><<<grid, kThreads, 0, stream>>>(streams, mean);
+    launch_kernel(mean_kernel<false>, {grid, kThreads}, stream, streams, mean);
   }
 }
 
@@ -147,9 +144,9 @@ void spread(Stream stream, const Bf16* const* sources, Rows<Bf16> streams) {
   const int64_t hidden = streams.cols / kStreams;
   const dim3 grid = channel_grid(streams.rows, hidden);
   if (is_whole(streams) && hidden % 8 == 0) {
-    spread_kernel<true><<<grid, kThreads, 0, stream>>>(sources, streams);
+    launch_kernel(spread_kernel<true>, {grid, kThreads}, stream, sources, streams);
   } else {
-    spread_kernel<false><<<grid, kThreads, 0, stream>>>(sources, streams);
+    launch_kernel(spread_kernel<false>, {grid, kThreads}, stream, sources, streams);
   }
 }
 
@@ -160,10 +157,11 @@ void collapse_norm(Stream stream, Rows<const Bf16> streams, Rows<const float> ca
   const int threads = row_threads(x.cols, kCollapseVectors);
   const auto grid = static_cast<unsigned>(x.rows);
   if (is_whole(streams) && is_whole(x) && is_whole(norm_weight, x.cols)) {
-    collapse_norm_kernel<true><<<grid, threads, 0, stream>>>(streams, carried, norm_weight, eps, x);
+    launch_kernel(collapse_norm_kernel<true>, {grid, threads}, stream, streams, carried,
+                  norm_weight, eps, x);
   } else {
-    collapse_norm_kernel<false>
-        <<<grid, threads, 0, stream>>>(streams, carried, norm_weight, eps, x);
+    launch_kernel(collapse_norm_kernel<false>, {grid, threads}, stream, streams, carried,
+                  norm_weight, eps, x);
   }
 }
 

@@ -12,6 +12,14 @@ namespace galley::kernels::cuda {
 
 constexpr int32_t kStreams = 4;
 
+// The experts' results of each row, still to be added up: rows row * top_k + choice, and the shared
+// expert's.
+struct ExpertParts {
+  Rows<const Bf16> rows = {};
+  int32_t top_k = 0;
+  Rows<const Bf16> shared = {};
+};
+
 // Working memory of hc_enter for so many rows.
 int64_t hc_enter_workspace_bytes(int64_t rows, int64_t hidden);
 

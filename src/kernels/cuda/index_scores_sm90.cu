@@ -23,6 +23,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/index_sm90.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
 #include "kernels/cuda/wgmma_keys.cuh"
@@ -229,6 +230,7 @@ __device__ __forceinline__ int32_t uniform(int32_t x) { return __shfl_sync(0xFFF
 
 template <int kHeads, int kRows, bool kPool>
 __global__ void __launch_bounds__(kScoreThreads, 2) score_kernel(const IndexParameters p) {
+  await_earlier();
   using L = Layout<kHeads, kRows, kPool>;
   extern __shared__ uint8_t shared_bytes[];
   __shared__ Runs<kRows> runs;
@@ -416,15 +418,14 @@ template <int kHeads, int kRows, bool kPool>
 void launch_scores(const IndexParameters& p, int32_t multiprocessors, Stream stream) {
   using L = Layout<kHeads, kRows, kPool>;
   const auto kernel = score_kernel<kHeads, kRows, kPool>;
-  cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, L::kBytes);
   IndexParameters placed = p;
   const int32_t row_tiles = (p.call.row_count + kRows - 1) / kRows;
   const int64_t spans = std::max(1, 2 * multiprocessors / row_tiles);
   const int64_t span = std::max<int64_t>(256, (p.call.entries_max + spans - 1) / spans);
   placed.span = static_cast<int32_t>((span + kTileKeys - 1) / kTileKeys * kTileKeys);
   const auto columns = static_cast<uint32_t>((p.call.entries_max + placed.span - 1) / placed.span);
-  kernel<<<dim3(columns, static_cast<uint32_t>(row_tiles)), kScoreThreads, L::kBytes, stream>>>(
-      placed);
+  launch_kernel(kernel, {dim3(columns, static_cast<uint32_t>(row_tiles)), kScoreThreads, L::kBytes},
+                stream, placed);
 }
 
 template <int kHeads>

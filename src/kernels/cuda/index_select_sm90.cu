@@ -17,6 +17,7 @@
 
 #include "base/check.h"
 #include "kernels/cuda/index_sm90.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -117,6 +118,7 @@ struct Candidates {
 };
 
 __global__ void __launch_bounds__(kSelectThreads, 2) select_kernel(const IndexParameters p) {
+  await_earlier();
   namespace cg = cooperative_groups;
   cg::cluster_group cluster = cg::this_cluster();
   extern __shared__ __align__(16) uint8_t shared_bytes[];
@@ -283,28 +285,16 @@ __global__ void __launch_bounds__(kSelectThreads, 2) select_kernel(const IndexPa
 
 void launch_select(const IndexParameters& p, Stream stream) {
   static_assert(sizeof(SelectShared) < 100 * 1024);
-  cudaFuncSetAttribute(select_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       sizeof(SelectShared));
   cudaFuncSetAttribute(select_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   const int32_t ranks = p.call.row_count <= 8     ? 16
                         : p.call.row_count <= 32  ? 8
                         : p.call.row_count <= 64  ? 4
                         : p.call.row_count <= 128 ? 2
                                                   : 1;
-  cudaLaunchConfig_t config = {};
-  config.gridDim =
-      dim3(static_cast<uint32_t>(p.call.row_count * ranks), p.call.builds_pool ? 2 : 1);
-  config.blockDim = dim3(kSelectThreads);
-  config.dynamicSmemBytes = sizeof(SelectShared);
-  config.stream = stream;
-  cudaLaunchAttribute cluster = {};
-  cluster.id = cudaLaunchAttributeClusterDimension;
-  cluster.val.clusterDim.x = static_cast<uint32_t>(ranks);
-  cluster.val.clusterDim.y = 1;
-  cluster.val.clusterDim.z = 1;
-  config.attrs = &cluster;
-  config.numAttrs = 1;
-  cudaLaunchKernelEx(&config, select_kernel, p);
+  const dim3 blocks(static_cast<uint32_t>(p.call.row_count * ranks), p.call.builds_pool ? 2 : 1);
+  launch_kernel(select_kernel,
+                {blocks, kSelectThreads, sizeof(SelectShared), static_cast<uint32_t>(ranks)},
+                stream, p);
 }
 
 // Histograms come first, at places that no call moves: they must find their zeros again.

@@ -9,6 +9,7 @@
 // result does not depend on their order.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 
 namespace galley::kernels::cuda {
@@ -21,6 +22,7 @@ constexpr int kSelectWarps = kSelectThreads / 32;
 __global__ void __launch_bounds__(32 * kScoreWarps)
     index_scores_kernel(Rows<const Bf16> queries, Rows<const Bf16> head_weights, IndexShape shape,
                         float factor, const IndexRow* rows, float* scores, int64_t entries_max) {
+  await_earlier();
   extern __shared__ float shared[];
   const IndexRow& row = rows[blockIdx.x];
   const int64_t width = shape.head_dim;
@@ -161,6 +163,7 @@ __device__ int32_t select_best(int64_t count, int32_t keep, const IdOf& id_of,
 __global__ void __launch_bounds__(kSelectThreads)
     index_select_kernel(IndexShape shape, const IndexRow* rows, const float* scores,
                         int64_t entries_max, float* block_scores, int64_t blocks_max) {
+  await_earlier();
   const IndexRow& row = rows[blockIdx.x];
   const float* of_entry = scores + blockIdx.x * entries_max;
   const int32_t size = shape.pool_block_size;
@@ -201,18 +204,18 @@ void launch_index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights
   const int64_t stride = (shape.heads + 31) / 32 * 32;
   const size_t bytes = sizeof(float) * static_cast<size_t>(shape.head_dim * stride + stride +
                                                            kScoreWarps * shape.head_dim);
-  cudaFuncSetAttribute(index_scores_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                       static_cast<int>(bytes));
   const double factor = 1.0 / sqrt(static_cast<double>(shape.head_dim) * shape.heads);
   // Enough blocks for few rows, at most 64 keys a warp's turn for many.
   const int64_t parts = (entries_max + kScoreWarps * 16 - 1) / (kScoreWarps * 16);
   const int64_t wanted = 2048 / queries.rows + 1;
   const int64_t grid_y = parts < 1 ? 1 : (parts < wanted ? parts : wanted);
-  index_scores_kernel<<<dim3(static_cast<unsigned>(queries.rows), static_cast<unsigned>(grid_y)),
-                        32 * kScoreWarps, bytes, stream>>>(
-      queries, head_weights, shape, static_cast<float>(factor), rows, scores, entries_max);
-  index_select_kernel<<<static_cast<unsigned>(queries.rows), kSelectThreads, 0, stream>>>(
-      shape, rows, scores, entries_max, block_scores, blocks_max);
+  launch_kernel(index_scores_kernel,
+                {dim3(static_cast<unsigned>(queries.rows), static_cast<unsigned>(grid_y)),
+                 32 * kScoreWarps, bytes},
+                stream, queries, head_weights, shape, static_cast<float>(factor), rows, scores,
+                entries_max);
+  launch_kernel(index_select_kernel, {static_cast<unsigned>(queries.rows), kSelectThreads}, stream,
+                shape, rows, scores, entries_max, block_scores, blocks_max);
 }
 
 }  // namespace galley::kernels::cuda

@@ -28,13 +28,48 @@ void launch_pack_input(Rows<const Bf16> x, bool quantise, Rows<Bf16> to, Stream 
 bool is_packed_input(Rows<const Bf16> x);
 
 struct RowProduct {
-  Rows<const Bf16> x;  // is_packed_input
-  WeightView weight;
+  Rows<const Bf16> x = {};  // is_packed_input
+  WeightView weight = {};
   int32_t groups = 1;  // block-diagonal: output o reads part o / (out / groups) of x
-  Rows<Bf16> y;
-  Rows<float> y_f32;
+  Rows<Bf16> y = {};
+  Rows<float> y_f32 = {};
+  bool quantise = false;  // Q8 of x first; only in a ProductSet
 };
 void launch_product(const RowProduct& product, Stream stream);
+
+// Whether the product is computed in strips of outputs, by the tensor cores.
+bool takes_strips(const RowProduct& product);
+
+// Ops::window_keys of few rows.
+struct WindowKeys {
+  Rows<const Bf16> x = {};
+  const Bf16* norm_weight = nullptr;
+  float eps = 0.0F;
+  RopeAngles angles = {};
+  Rows<uint8_t> records = {};
+};
+
+// few_rows.cu: products of few rows in one launch, none of which reads what another writes. The
+// sums are those of launch_product, to the bit.
+struct ProductSet {
+  static constexpr int32_t kMax = 6;
+  static constexpr int64_t kRowsMax = 8;
+  // Wider inputs are quantised once, by a launch of their own, and not by every strip.
+  static constexpr int64_t kQuantisedWidthMax = 1024;
+
+  RowProduct products[kMax];  // takes_strips, at most kRowsMax rows
+  int32_t count = 0;
+  // If set, the one input x of all products is RMS of these rows first (norms_along).
+  const Bf16* norm_weight = nullptr;
+  float norm_eps = 0.0F;
+  // What is done on the side, if anything.
+  WindowKeys window_keys = {};  // rides_along
+  const RowCopy* copies = nullptr;
+  int64_t copy_count = 0;
+};
+bool rides_along(const WindowKeys& keys);
+bool norms_along(Rows<const Bf16> x, const Bf16* norm_weight);
+void launch_few_rows(const ProductSet& set, Stream stream);
 
 // --- experts (moe.cu) ---------------------------------------------------------
 // Which (row, choice) pairs go to which expert: pairs in order of expert, then of row.
@@ -79,8 +114,9 @@ void launch_index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights
                          Stream stream);
 
 // --- attention (attention.cu) ---------------------------------------------------
-void launch_attention(Rows<const Bf16> q, const float* sink, const AttentionShape& shape,
-                      const RopeAngles& angles, const AttentionRow* rows, Rows<Bf16> o,
-                      Stream stream);
+// `turns`: q is not yet rotated (Ops::rope).
+void launch_attention(Rows<const Bf16> q, bool turns, const float* sink,
+                      const AttentionShape& shape, const RopeAngles& angles,
+                      const AttentionRow* rows, Rows<Bf16> o, Stream stream);
 
 }  // namespace galley::kernels::cuda

@@ -4,6 +4,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/grouped_product.h"
+#include "kernels/cuda/ordered_launch.cuh"
 
 namespace galley::kernels::cuda {
 
@@ -53,10 +54,9 @@ template <class Kernel>
 void launch_blocks(Kernel kernel, Stream stream, int32_t blocks, int32_t threads,
                    int32_t shared_bytes, int32_t cluster, const ProductArguments& args) {
   if (blocks == 0) return;
-  cudaLaunchAttribute attribute;
-  cudaLaunchConfig_t config =
-      LaunchLimits::configuration(stream, blocks, threads, shared_bytes, cluster, &attribute);
-  cudaLaunchKernelEx(&config, kernel, args);
+  launch_kernel(
+      kernel, {blocks, threads, static_cast<size_t>(shared_bytes), static_cast<uint32_t>(cluster)},
+      stream, args);
 }
 
 }  // namespace galley::kernels::cuda

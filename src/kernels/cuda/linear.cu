@@ -7,6 +7,7 @@
 // bytes for few rows, the tensor cores for many; what limits this version is the
 // latency of its loads, since nothing is fetched ahead.
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/product_tile.cuh"
 #include "kernels/cuda/reduce.cuh"
 
@@ -17,6 +18,7 @@ constexpr int kWarps = 4;
 
 // One warp a group of 32 channels.
 __global__ void pack_input_kernel(Rows<const Bf16> x, bool quantise, Rows<Bf16> to) {
+  await_earlier();
   const int64_t groups = (to.cols + 31) / 32;
   const int64_t task = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   if (task >= x.rows * groups) return;
@@ -36,7 +38,7 @@ __global__ void __launch_bounds__(32 * kWarps)
                    Rows<float> y_f32) {
   const int64_t strip = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const int64_t output = strip * kTileOutputs;
-  if (output >= weight.out) return;
+  if (output >= weight.out) return await_earlier();
   const int64_t first = int64_t{blockIdx.y} * 8 * kTiles;
   // group_out is a multiple of 16 or the whole matrix: a strip lies in one group.
   const int64_t shift = output / group_out * weight.in;
@@ -47,7 +49,7 @@ __global__ void __launch_bounds__(32 * kWarps)
         const int64_t row = first + 8 * t + threadIdx.x % 32 / 4;
         return row < x.rows ? row_at(x, row) + shift : nullptr;
       },
-      sums);
+      false, await_earlier, sums);
   each_sum<kTiles>(output, sums, [&](int64_t o, int row_in_tile, float sum) {
     const int64_t row = first + row_in_tile;
     if (o >= weight.out || row >= x.rows) return;
@@ -81,6 +83,7 @@ __device__ float weight_value(const WeightView& weight, int64_t o, int64_t i) {
 
 __global__ void any_product_kernel(Rows<const Bf16> x, WeightView weight, int64_t group_out,
                                    Rows<Bf16> y, Rows<float> y_f32) {
+  await_earlier();
   const int64_t output = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   if (output >= weight.out) return;
   const Bf16* from = row_at(x, blockIdx.y) + output / group_out * weight.in;
@@ -102,12 +105,12 @@ void launch_tiles(const RowProduct& p, int64_t group_out, Stream stream) {
   const auto strips = static_cast<unsigned>((p.weight.out + 16 * kWarps - 1) / (16 * kWarps));
   const int64_t rows = p.x.rows;
   if (rows <= 8) {
-    product_kernel<kFormat, 1>
-        <<<dim3(strips, 1), 32 * kWarps, 0, stream>>>(p.x, p.weight, group_out, p.y, p.y_f32);
+    launch_kernel(product_kernel<kFormat, 1>, {dim3(strips, 1), 32 * kWarps}, stream, p.x, p.weight,
+                  group_out, p.y, p.y_f32);
   } else {
-    product_kernel<kFormat, 4>
-        <<<dim3(strips, static_cast<unsigned>((rows + 31) / 32)), 32 * kWarps, 0, stream>>>(
-            p.x, p.weight, group_out, p.y, p.y_f32);
+    launch_kernel(product_kernel<kFormat, 4>,
+                  {dim3(strips, static_cast<unsigned>((rows + 31) / 32)), 32 * kWarps}, stream, p.x,
+                  p.weight, group_out, p.y, p.y_f32);
   }
 }
 
@@ -116,23 +119,26 @@ void launch_tiles(const RowProduct& p, int64_t group_out, Stream stream) {
 void launch_pack_input(Rows<const Bf16> x, bool quantise, Rows<Bf16> to, Stream stream) {
   if (x.rows == 0) return;
   const int64_t threads = x.rows * ((to.cols + 31) / 32) * 32;
-  pack_input_kernel<<<static_cast<unsigned>((threads + 255) / 256), 256, 0, stream>>>(x, quantise,
-                                                                                      to);
+  launch_kernel(pack_input_kernel, {static_cast<unsigned>((threads + 255) / 256), 256}, stream, x,
+                quantise, to);
 }
 
 bool is_packed_input(Rows<const Bf16> x) {
   return reinterpret_cast<uintptr_t>(x.data) % 16 == 0 && x.stride % 8 == 0;
 }
 
+bool takes_strips(const RowProduct& p) {
+  return p.weight.in % 16 == 0 && (p.groups == 1 || p.weight.out / p.groups % kTileOutputs == 0) &&
+         p.weight.format != WeightFormat::kF32;
+}
+
 void launch_product(const RowProduct& p, Stream stream) {
   if (p.x.rows == 0) return;
   const int64_t group_out = p.weight.out / p.groups;
-  const bool strips = p.weight.in % 16 == 0 && (p.groups == 1 || group_out % 16 == 0) &&
-                      p.weight.format != WeightFormat::kF32;
-  if (!strips) {
+  if (!takes_strips(p)) {
     const auto blocks = static_cast<unsigned>((p.weight.out * 32 + 127) / 128);
-    any_product_kernel<<<dim3(blocks, static_cast<unsigned>(p.x.rows)), 128, 0, stream>>>(
-        p.x, p.weight, group_out, p.y, p.y_f32);
+    launch_kernel(any_product_kernel, {dim3(blocks, static_cast<unsigned>(p.x.rows)), 128}, stream,
+                  p.x, p.weight, group_out, p.y, p.y_f32);
     return;
   }
   switch (p.weight.format) {

@@ -5,8 +5,10 @@
 // A pair's result does not depend on the tile it lies in (product_tile.cuh). The
 // sort counts and places in order, without atomics.
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/product_tile.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/swiglu.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -17,6 +19,7 @@ constexpr int kPlanThreads = 256;
 // Block e: the pairs of expert e in order, behind those of all lower experts.
 __global__ void __launch_bounds__(kPlanThreads)
     plan_pairs_kernel(Rows<const int32_t> experts, int32_t expert_count, PairPlan plan) {
+  await_earlier();
   const int32_t expert = static_cast<int32_t>(blockIdx.x);
   const int64_t pairs = experts.rows * experts.cols;
   const auto expert_of = [&](int64_t pair) {
@@ -61,6 +64,7 @@ __global__ void __launch_bounds__(kPlanThreads)
 
 // One warp: each expert's pairs in tiles.
 __global__ void plan_tiles_kernel(int32_t expert_count, int32_t tile_rows, PairPlan plan) {
+  await_earlier();
   int32_t total = 0;
   const int lane = static_cast<int>(threadIdx.x);
   for (int32_t first = 0; first < expert_count; first += 32) {
@@ -88,6 +92,7 @@ __global__ void plan_tiles_kernel(int32_t expert_count, int32_t tile_rows, PairP
 
 template <WeightFormat kFormat, int kTiles>
 __global__ void __launch_bounds__(32 * kWarps) expert_product_kernel(ExpertProduct p) {
+  await_earlier();
   if (static_cast<int32_t>(blockIdx.y) >= *p.plan.tile_count) return;
   const int32_t expert = p.plan.tile_expert[blockIdx.y];
   const int32_t first = p.plan.tile_begin[blockIdx.y];
@@ -102,7 +107,7 @@ __global__ void __launch_bounds__(32 * kWarps) expert_product_kernel(ExpertProdu
         const int32_t place = first + 8 * t + static_cast<int32_t>(threadIdx.x % 32 / 4);
         return place < end ? row_at(p.x, p.plan.pair[place] / p.pairs_per_x) : nullptr;
       },
-      sums);
+      false, [] {}, sums);
   each_sum<kTiles>(output, sums, [&](int64_t o, int row_in_tile, float sum) {
     const int32_t place = first + row_in_tile;
     if (o >= weight.out || place >= end) return;
@@ -113,6 +118,7 @@ __global__ void __launch_bounds__(32 * kWarps) expert_product_kernel(ExpertProdu
 // One warp a group of 32 channels: bf16(weight * swiglu), then Q8's simulated form.
 __global__ void swiglu_kernel(Rows<const Bf16> gate, Rows<const Bf16> up, const float* weight,
                               float limit, Rows<Bf16> to) {
+  await_earlier();
   const int64_t groups = (gate.cols + 31) / 32;
   const int64_t task = (int64_t{blockIdx.x} * blockDim.x + threadIdx.x) / 32;
   if (task >= gate.rows * groups) return;
@@ -120,11 +126,8 @@ __global__ void swiglu_kernel(Rows<const Bf16> gate, Rows<const Bf16> up, const 
   const int64_t i = task % groups * 32 + threadIdx.x % 32;
   float value = 0.0F;
   if (i < gate.cols) {
-    const float g = widen(row_at(gate, row)[i]);
-    const float a = limit < g ? limit : g;
-    const float b = clamp_to(widen(row_at(up, row)[i]), limit);
-    const float factor = weight != nullptr ? weight[row] : 1.0F;
-    value = round_bf16(factor * (a / (1.0F + expf(-a)) * b));
+    value = swiglu(row_at(gate, row)[i], row_at(up, row)[i], weight != nullptr ? weight[row] : 1.0F,
+                   limit);
   }
   const float scale = e8m0_value(q8_scale(warp_max(fabsf(value))));
   if (i < gate.cols) row_at(to, row)[i] = narrow(e4m3_value(q8_code(value, scale)) * scale);
@@ -132,6 +135,7 @@ __global__ void swiglu_kernel(Rows<const Bf16> gate, Rows<const Bf16> up, const 
 
 __global__ void combine_kernel(Rows<const Bf16> pairs, int32_t top_k, Rows<const Bf16> shared,
                                Rows<Bf16> y) {
+  await_earlier();
   const int64_t row = blockIdx.x;
   for (int64_t i = threadIdx.x; i < y.cols; i += blockDim.x) {
     float sum = 0.0F;
@@ -147,9 +151,9 @@ void launch_tiles(const ExpertProduct& p, Stream stream) {
   const auto strips = static_cast<unsigned>((p.shape.out + 16 * kWarps - 1) / (16 * kWarps));
   const auto tiles = static_cast<unsigned>(expert_tiles_max(p.pairs, p.experts, p.tile_rows));
   if (p.tile_rows == 8) {
-    expert_product_kernel<kFormat, 1><<<dim3(strips, tiles), 32 * kWarps, 0, stream>>>(p);
+    launch_kernel(expert_product_kernel<kFormat, 1>, {dim3(strips, tiles), 32 * kWarps}, stream, p);
   } else {
-    expert_product_kernel<kFormat, 4><<<dim3(strips, tiles), 32 * kWarps, 0, stream>>>(p);
+    launch_kernel(expert_product_kernel<kFormat, 4>, {dim3(strips, tiles), 32 * kWarps}, stream, p);
   }
 }
 
@@ -166,9 +170,9 @@ int64_t expert_tiles_max(int64_t pairs, int32_t experts, int32_t tile_rows) {
 void launch_expert_plan(Rows<const int32_t> experts, int32_t expert_count, int32_t tile_rows,
                         const PairPlan& plan, Stream stream) {
   if (experts.rows == 0) return;
-  plan_pairs_kernel<<<static_cast<unsigned>(expert_count), kPlanThreads, 0, stream>>>(
-      experts, expert_count, plan);
-  plan_tiles_kernel<<<1, 32, 0, stream>>>(expert_count, tile_rows, plan);
+  launch_kernel(plan_pairs_kernel, {static_cast<unsigned>(expert_count), kPlanThreads}, stream,
+                experts, expert_count, plan);
+  launch_kernel(plan_tiles_kernel, {1, 32}, stream, expert_count, tile_rows, plan);
 }
 
 void launch_expert_product(const ExpertProduct& p, Stream stream) {
@@ -187,14 +191,15 @@ void launch_swiglu(Rows<const Bf16> gate, Rows<const Bf16> up, const float* weig
                    Rows<Bf16> to, Stream stream) {
   if (gate.rows == 0) return;
   const int64_t threads = gate.rows * ((gate.cols + 31) / 32) * 32;
-  swiglu_kernel<<<static_cast<unsigned>((threads + 255) / 256), 256, 0, stream>>>(gate, up, weight,
-                                                                                  limit, to);
+  launch_kernel(swiglu_kernel, {static_cast<unsigned>((threads + 255) / 256), 256}, stream, gate,
+                up, weight, limit, to);
 }
 
 void launch_combine(Rows<const Bf16> pairs, int32_t top_k, Rows<const Bf16> shared, Rows<Bf16> y,
                     Stream stream) {
   if (y.rows == 0) return;
-  combine_kernel<<<static_cast<unsigned>(y.rows), 128, 0, stream>>>(pairs, top_k, shared, y);
+  launch_kernel(combine_kernel, {static_cast<unsigned>(y.rows), 128}, stream, pairs, top_k, shared,
+                y);
 }
 
 }  // namespace galley::kernels::cuda

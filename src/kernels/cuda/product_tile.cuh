@@ -9,22 +9,16 @@
 // the same 16 inputs of one row, so no layout is needed anywhere.
 #pragma once
 
-#include <cuda_bf16.h>
-
 #include <cstdint>
 
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/row.cuh"
 #include "kernels/tensor.h"
 
 namespace galley::kernels::cuda {
 
 constexpr int kTileOutputs = 16;
 constexpr int kTileK = 64;
-
-__device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
-  const __nv_bfloat162 pair = __floats2bfloat162_rn(low, high);
-  return reinterpret_cast<const uint32_t&>(pair);
-}
 
 __device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
                                              uint32_t b1) {
@@ -89,12 +83,42 @@ struct StoredWeights {
   }
 };
 
+// 16 consecutive inputs of a row in simulated Q8, where a group of 32 is two neighbouring lanes'.
+// The bits of pack_input_kernel: dividing by a power of two is multiplying by its inverse.
+__device__ __forceinline__ void quantise_inputs(uint4 (&raw)[2]) {
+  uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
+                       raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+  float amax = 0.0F;
+#pragma unroll
+  for (int p = 0; p < 8; ++p) {
+    amax = fmaxf(amax, fabsf(__uint_as_float(words[p] << 16)));
+    amax = fmaxf(amax, fabsf(__uint_as_float(words[p] & 0xFFFF0000U)));
+  }
+  amax = fmaxf(amax, __shfl_xor_sync(0xFFFFFFFFU, amax, 1));
+  const uint8_t code = q8_scale(amax);
+  const float scale = e8m0_value(code);
+  const float inverse = e8m0_value(static_cast<uint8_t>(254 - code));
+#pragma unroll
+  for (int p = 0; p < 8; ++p) {
+    const float2 value = {__uint_as_float(words[p] << 16) * inverse,
+                          __uint_as_float(words[p] & 0xFFFF0000U) * inverse};
+    const auto two = __nv_cvt_float2_to_fp8x2(value, __NV_SATFINITE, __NV_E4M3);
+    const float2 back = __half22float2(__half2(__nv_cvt_fp8x2_to_halfraw2(two, __NV_E4M3)));
+    words[p] = pack_bf16(back.x * scale, back.y * scale);
+  }
+  raw[0] = {words[0], words[1], words[2], words[3]};
+  raw[1] = {words[4], words[5], words[6], words[7]};
+}
+
+// With `quantise`, of the same value in all lanes, inputs are raw and Q8 of them is multiplied.
+// ready() is called once, when the first weights are asked for and before any input is read.
 // sums[t] is the accumulator of rows [8 t, 8 t + 8): element (output g or g + 8, row 2 q or
 // 2 q + 1) with g = lane / 4 and q = lane % 4, in the order of the instruction. x_row(t) is this
 // lane's input row 8 t + g, or null where there is none.
-template <WeightFormat kFormat, int kTiles, class XRow>
+template <WeightFormat kFormat, int kTiles, class XRow, class Ready>
 __device__ __forceinline__ void product_tile(const WeightView& weight, int64_t first_output,
-                                             const XRow& x_row, float (&sums)[kTiles][4]) {
+                                             const XRow& x_row, bool quantise, const Ready& ready,
+                                             float (&sums)[kTiles][4]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int g = lane / 4;
   const int q = lane % 4;
@@ -119,6 +143,12 @@ __device__ __forceinline__ void product_tile(const WeightView& weight, int64_t f
       if (k >= weight.in) continue;
       if (upper < weight.out) stored_upper[ahead].load(weight, upper, k);
       if (lower < weight.out) stored_lower[ahead].load(weight, lower, k);
+    }
+    if (first == 0) ready();
+#pragma unroll
+    for (int ahead = 0; ahead < kAhead; ++ahead) {
+      const int64_t k = first + ahead * kTileK + 16 * q;
+      if (k >= weight.in) continue;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         if (x[t] == nullptr) continue;
@@ -136,6 +166,7 @@ __device__ __forceinline__ void product_tile(const WeightView& weight, int64_t f
       stored_lower[ahead].decode(a_lower);
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
+        if (quantise) quantise_inputs(inputs[ahead][t]);
         const uint4 low = inputs[ahead][t][0];
         const uint4 high = inputs[ahead][t][1];
         const uint32_t b[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/weight_tiles.h"
 #include "kernels/tensor.h"
 
@@ -33,6 +34,7 @@ struct QuantiseRows {
 __global__ void __launch_bounds__(256)
     quantise_tiles_kernel(Rows<const Bf16> x, int64_t items, QuantiseRows rows, int64_t places,
                           uint8_t* __restrict__ x8, float* __restrict__ scale) {
+  await_earlier();
   const int32_t columns = static_cast<int32_t>(x.cols);
   const int32_t chunks = (columns + kChunk - 1) / kChunk;
   const int64_t group = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 16;

@@ -3,15 +3,10 @@
 // the block size alone.
 #pragma once
 
+#include "kernels/cuda/row.cuh"
+
 namespace galley::kernels::cuda {
 
-__device__ __forceinline__ float warp_sum(float value) {
-#pragma unroll
-  for (int offset = 16; offset > 0; offset /= 2) {
-    value += __shfl_xor_sync(0xFFFFFFFFU, value, offset);
-  }
-  return value;
-}
 __device__ __forceinline__ float warp_max(float value) {
 #pragma unroll
   for (int offset = 16; offset > 0; offset /= 2) {

@@ -1,4 +1,5 @@
 // Rotation in place. Floor: the turned channels read and written once (an eighth of a query).
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/rope.cuh"
 #include "kernels/cuda/rope.h"
 
@@ -12,6 +13,7 @@ template <bool kWhole>
 __global__ void __launch_bounds__(kThreads)
     rope_kernel(Rows<Bf16> x, int32_t heads, Rows<const float> cosines, Rows<const float> sines,
                 float sign) {
+  await_earlier();
   const int64_t row = blockIdx.x;
   const int64_t rotary = 2 * cosines.cols;
   const auto vectors = static_cast<unsigned>(rotary + 7) / 8;
@@ -45,9 +47,11 @@ void rope(Stream stream, Rows<Bf16> x, int32_t heads, const RopeAngles& angles, 
                   static_cast<unsigned>(divide_up(heads * divide_up(rotary, 8), kThreads)));
   const float sign = inverse ? -1.0F : 1.0F;
   if (is_whole(x) && width % 8 == 0 && rotary % 8 == 0) {
-    rope_kernel<true><<<grid, kThreads, 0, stream>>>(x, heads, angles.cos, angles.sin, sign);
+    launch_kernel(rope_kernel<true>, {grid, kThreads}, stream, x, heads, angles.cos, angles.sin,
+                  sign);
   } else {
-    rope_kernel<false><<<grid, kThreads, 0, stream>>>(x, heads, angles.cos, angles.sin, sign);
+    launch_kernel(rope_kernel<false>, {grid, kThreads}, stream, x, heads, angles.cos, angles.sin,
+                  sign);
   }
 }
 

@@ -15,6 +15,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sm90.cuh"
@@ -136,7 +137,7 @@ __device__ __forceinline__ void multiply_stage(const uint8_t* stage,
 
 // Block (columns, split or 0, rows). kOneSplit: this block has split blockIdx.y alone.
 template <class S, bool kOneSplit, bool kWhole>
-__global__ void __launch_bounds__(S::kThreads) gate_kernel(GateArguments args) {
+__device__ __forceinline__ void gate_tile(const GateArguments& args) {
   extern __shared__ __align__(16) uint8_t shared[];
   const int64_t first_row = int64_t{blockIdx.z} * S::kRows;
   const int64_t first_column = int64_t{blockIdx.x} * S::kColumns;
@@ -193,6 +194,12 @@ __global__ void __launch_bounds__(S::kThreads) gate_kernel(GateArguments args) {
       }
     }
   }
+}
+
+template <class S, bool kOneSplit, bool kWhole>
+__global__ void __launch_bounds__(S::kThreads) gate_kernel(GateArguments args) {
+  await_earlier();
+  gate_tile<S, kOneSplit, kWhole>(args);
 }
 
 // Linear above 20, where exp would only lose bits.
@@ -331,6 +338,7 @@ __device__ __forceinline__ void choose(const ChoiceArguments& args, int64_t row,
 // A warp a row.
 template <int kEach>
 __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArguments args) {
+  await_earlier();
   const int64_t row = int64_t{blockIdx.x} * kChoiceWarps + threadIdx.x / kWarp;
   if (row >= args.experts.rows) return;
   Places<kEach> all;
@@ -342,6 +350,7 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArgum
 // experts, one of them the best of these.
 template <int kEach>
 __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_few_kernel(ChoiceArguments args) {
+  await_earlier();
   constexpr int kSeenMax = kChoiceWarps * (kRoutedTopKMax + 1);
   constexpr int kSeenEach = (kSeenMax + kWarp - 1) / kWarp;
   __shared__ uint32_t keys[kSeenMax];
@@ -372,17 +381,29 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_few_kernel(ChoiceA
   choose(args, blockIdx.x, best);
 }
 
+// Product and choice where one block has all of both: few rows of few experts and one split.
+template <bool kWhole>
+__global__ void __launch_bounds__(FewRows::kThreads)
+    route_few_kernel(GateArguments gate, ChoiceArguments choice) {
+  static_assert(FewRows::kThreads == kChoiceWarps * kWarp);
+  await_earlier();
+  gate_tile<FewRows, true, kWhole>(gate);
+  __syncthreads();  // the block's logits are in memory
+  for (int64_t row = threadIdx.x / kWarp; row < choice.experts.rows; row += kChoiceWarps) {
+    Places<1> all;
+    load_places(choice, row, threadIdx.x % kWarp, kWarp, all);
+    choose(choice, row, all);
+  }
+}
+constexpr int64_t kOneBlockRows = 8;
+
 template <class S, bool kOneSplit, bool kWhole>
 void launch_gate(Stream stream, const GateArguments& args) {
   constexpr int kBytes = kStages * S::kStageBytes;
-  static const bool allowed =
-      cudaFuncSetAttribute(gate_kernel<S, kOneSplit, kWhole>,
-                           cudaFuncAttributeMaxDynamicSharedMemorySize, kBytes) == cudaSuccess;
-  CHECK(allowed);
   const dim3 grid(static_cast<unsigned>(divide_up(args.gate.rows, S::kColumns)),
                   static_cast<unsigned>(kOneSplit ? args.splits : 1),
                   static_cast<unsigned>(divide_up(args.x.rows, S::kRows)));
-  gate_kernel<S, kOneSplit, kWhole><<<grid, S::kThreads, kBytes, stream>>>(args);
+  launch_kernel(gate_kernel<S, kOneSplit, kWhole>, {grid, S::kThreads, kBytes}, stream, args);
 }
 
 int64_t split_count(int64_t rows, int64_t hidden) {
@@ -408,6 +429,15 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
   const GateArguments args{x, Rows<const Bf16>(gate, expert_count, x.cols),
                            static_cast<float*>(workspace), split_count(x.rows, x.cols)};
   const bool whole = is_whole(x) && is_whole(gate, x.cols);
+  const ChoiceArguments choice{args.logits, args.splits, static_cast<int32_t>(expert_count),
+                               bias_of_row, options,     experts,
+                               weights,     margin};
+  if (x.rows <= kOneBlockRows && args.splits == 1 && expert_count <= kWarp) {
+    const auto kernel = whole ? route_few_kernel<true> : route_few_kernel<false>;
+    launch_kernel(kernel, {1, FewRows::kThreads, kStages * FewRows::kStageBytes}, stream, args,
+                  choice);
+    return;
+  }
   if (few && whole) {
     launch_gate<FewRows, true, true>(stream, args);
   } else if (few) {
@@ -419,16 +449,13 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
   } else {
     launch_gate<ManyRows, false, false>(stream, args);
   }
-  const ChoiceArguments choice{args.logits, args.splits, static_cast<int32_t>(expert_count),
-                               bias_of_row, options,     experts,
-                               weights,     margin};
   const auto grid = static_cast<unsigned>(divide_up(x.rows, kChoiceWarps));
   const auto launch = [&](auto kernel) {
-    kernel<<<grid, kChoiceWarps * kWarp, 0, stream>>>(choice);
+    launch_kernel(kernel, {grid, kChoiceWarps * kWarp}, stream, choice);
   };
   if (few && expert_count > 128) {
     const auto kernel = expert_count <= 384 ? choose_few_kernel<3> : choose_few_kernel<8>;
-    kernel<<<static_cast<unsigned>(x.rows), kChoiceWarps * kWarp, 0, stream>>>(choice);
+    launch_kernel(kernel, {static_cast<unsigned>(x.rows), kChoiceWarps * kWarp}, stream, choice);
   } else if (expert_count <= 32) {
     launch(choose_kernel<1>);
   } else if (expert_count <= 128) {

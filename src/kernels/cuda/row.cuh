@@ -39,13 +39,6 @@ __device__ __forceinline__ uint32_t pack_bf16(float low, float high) {
   return *reinterpret_cast<const uint32_t*>(&pair);
 }
 
-__device__ __forceinline__ float widen(Bf16 value) {
-  return __uint_as_float(static_cast<uint32_t>(value.bits) << 16);
-}
-__device__ __forceinline__ Bf16 narrow(float value) {
-  return Bf16{__bfloat16_as_ushort(__float2bfloat16_rn(value))};
-}
-
 __device__ __forceinline__ Float8 widen8(uint4 raw) {
   return {low_half(raw.x), high_half(raw.x), low_half(raw.y), high_half(raw.y),
           low_half(raw.z), high_half(raw.z), low_half(raw.w), high_half(raw.w)};
@@ -132,6 +125,15 @@ __device__ __forceinline__ float block_sum(float x, float* scratch) {
 // Of a row whose squares add up to `square_sum` (0).
 __device__ __forceinline__ float inverse_rms(float square_sum, int64_t width, float eps) {
   return 1.0F / sqrtf(square_sum / static_cast<float>(width) + eps);
+}
+
+// 8 channels of a row, scaled by its inverse root mean square and by the norm's weight.
+__device__ __forceinline__ uint4 normed(uint4 raw, float inverse, uint4 weight) {
+  Float8 value = widen8(raw);
+  const Float8 w = widen8(weight);
+#pragma unroll
+  for (int e = 0; e < 8; ++e) value.v[e] = value.v[e] * inverse * w.v[e];
+  return narrow8(value);
 }
 
 // --- on the host ---------------------------------------------------------------

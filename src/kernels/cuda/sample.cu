@@ -5,6 +5,7 @@
 // where it is; `weigh` each block's sum of exponentials, in the lanes of engine/logit_math, and
 // each chunk's sum of these in double; `choose`, a warp a row, walks chunks, blocks and logits.
 #include "base/random.h"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sample.h"
 
@@ -72,6 +73,7 @@ __device__ __forceinline__ void load(const Arguments& args, float (&x)[kTurns][k
 }
 
 __global__ void __launch_bounds__(kThreads) peak_kernel(Arguments args) {
+  await_earlier();
   __shared__ Peak scratch[kThreads / kWarp];
   float x[kTurns][kParts];
   load(args, x);
@@ -133,6 +135,7 @@ __device__ __forceinline__ bool draws(const SampleRequest& request) {
 }
 
 __global__ void __launch_bounds__(kThreads) weigh_kernel(Arguments args) {
+  await_earlier();
   __shared__ double scratch[kThreads / kWarp][2];
   const int64_t row = blockIdx.y;
   float x[kTurns][kParts];
@@ -216,6 +219,7 @@ __device__ int32_t draw(const Arguments& args, int64_t row, float peak, Walked& 
 }
 
 __global__ void __launch_bounds__(kWarp) choose_kernel(Arguments args) {
+  await_earlier();
   __shared__ Walked walked;
   const int64_t row = blockIdx.x;
   const Peak peak = row_peak(args, row);
@@ -259,9 +263,9 @@ void sample(Stream stream, Rows<const float> logits, const SampleRequest* reques
   auto* block_sums = reinterpret_cast<float*>(peaks + logits.rows * chunks);
   const Arguments args{logits, requests, tokens, chunks, peaks, totals, block_sums};
   const dim3 grid(static_cast<unsigned>(chunks), static_cast<unsigned>(logits.rows));
-  peak_kernel<<<grid, kThreads, 0, stream>>>(args);
-  weigh_kernel<<<grid, kThreads, 0, stream>>>(args);
-  choose_kernel<<<static_cast<unsigned>(logits.rows), kWarp, 0, stream>>>(args);
+  launch_kernel(peak_kernel, {grid, kThreads}, stream, args);
+  launch_kernel(weigh_kernel, {grid, kThreads}, stream, args);
+  launch_kernel(choose_kernel, {static_cast<unsigned>(logits.rows), kWarp}, stream, args);
 }
 
 }  // namespace galley::kernels::cuda

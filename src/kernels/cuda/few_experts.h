@@ -1,0 +1,37 @@
+// Experts of few narrow rows: a decode step of a small model, where only launches count.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/launch.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+constexpr int64_t kFewExpertRowsMax = ProductSet::kRowsMax;
+
+struct FewExperts {
+  Rows<const Bf16> x;
+  Rows<const int32_t> experts = {};       // [rows, top_k]
+  const float* expert_weights = nullptr;  // [rows * top_k]
+  // [experts], device memory, all of one shape
+  const WeightView* gate = nullptr;
+  const WeightView* up = nullptr;
+  const WeightView* down = nullptr;
+  WeightView shared_gate = {};
+  WeightView shared_up = {};
+  WeightView shared_down = {};
+  float limit = 0.0F;
+  // Rows of the pairs (row, choice) in order, then those of the shared expert.
+  Rows<Bf16> inner = {};
+  Rows<Bf16> out = {};
+};
+
+bool few_experts_support(Rows<const Bf16> x, const MoeWeights& weights);
+
+// Two launches: inner, then out.
+void launch_few_experts(const FewExperts& experts, Stream stream);
+
+}  // namespace galley::kernels::cuda

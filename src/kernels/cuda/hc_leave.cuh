@@ -1,0 +1,59 @@
+// 8 channels of a row leave a hyper-connection site: streams <- expand(y, streams, post, comb), in
+// the order of plain/, and the experts' sum that may be y.
+#pragma once
+
+#include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/row.cuh"
+
+namespace galley::kernels::cuda {
+
+// What a row's channels are mixed with.
+struct LeaveMix {
+  float comb[kStreams * kStreams];
+  float post[kStreams];
+
+  __device__ __forceinline__ void load(const float* comb_row, const float* post_row) {
+#pragma unroll
+    for (int i = 0; i < kStreams * kStreams; ++i) comb[i] = comb_row[i];
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) post[j] = post_row[j];
+  }
+};
+
+__device__ __forceinline__ void leave8(const LeaveMix& mix, uint4 y, uint4 (&streams)[kStreams]) {
+  const Float8 added = widen8(y);
+  uint4 result[kStreams];
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j) {
+    Float8 out = {};
+#pragma unroll
+    for (int from = 0; from < kStreams; ++from) {
+      const Float8 in = widen8(streams[from]);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) out.v[e] += mix.comb[from * kStreams + j] * in.v[e];
+    }
+#pragma unroll
+    for (int e = 0; e < 8; ++e) out.v[e] = fmaf(mix.post[j], added.v[e], out.v[e]);
+    result[j] = narrow8(out);
+  }
+#pragma unroll
+  for (int j = 0; j < kStreams; ++j) streams[j] = result[j];
+}
+
+// The sum of a row's experts in the order of the choices, then of its shared expert.
+__device__ __forceinline__ uint4 combine8(const ExpertParts& parts, int64_t row, int64_t vector) {
+  const int64_t width = parts.rows.cols;
+  Float8 sum = {};
+  for (int32_t choice = 0; choice < parts.top_k; ++choice) {
+    const Float8 one =
+        widen8(load8<true>(row_of(parts.rows, row * parts.top_k + choice), vector, width));
+#pragma unroll
+    for (int e = 0; e < 8; ++e) sum.v[e] += one.v[e];
+  }
+  const Float8 shared = widen8(load8<true>(row_of(parts.shared, row), vector, width));
+#pragma unroll
+  for (int e = 0; e < 8; ++e) sum.v[e] += shared.v[e];
+  return narrow8(sum);
+}
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,55 @@
+// Which memory launches touch, so that two that touch different memory can become one.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "kernels/cuda/launch.h"
+#include "kernels/ops.h"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+struct MemorySpan {
+  uintptr_t begin = 0;
+  uintptr_t end = 0;  // begin: empty
+
+  static MemorySpan of(const void* data, int64_t bytes) {
+    const auto at = reinterpret_cast<uintptr_t>(data);
+    return {at, at + static_cast<uintptr_t>(bytes)};
+  }
+  // From the first row's begin to the last one's end, what lies between rows included.
+  template <class T>
+  static MemorySpan of(const Rows<T>& rows) {
+    if (rows.data == nullptr || rows.rows == 0) return {};
+    return of(rows.data, ((rows.rows - 1) * rows.stride + rows.cols) * int64_t{sizeof(T)});
+  }
+  bool meets(MemorySpan other) const {
+    return begin < end && other.begin < other.end && begin < other.end && other.begin < end;
+  }
+};
+
+// Whether work that reads and writes these must not run beside the products.
+inline bool touches(const ProductSet& set, MemorySpan read, MemorySpan written) {
+  for (int32_t i = 0; i < set.count; ++i) {
+    const RowProduct& one = set.products[i];
+    for (const MemorySpan y : {MemorySpan::of(one.y), MemorySpan::of(one.y_f32)}) {
+      if (y.meets(read) || y.meets(written)) return true;
+    }
+    if (MemorySpan::of(one.x).meets(written)) return true;
+  }
+  return false;
+}
+inline bool touches(const ProductSet& set, const WindowKeys& keys) {
+  return touches(set, MemorySpan::of(keys.x), MemorySpan::of(keys.records));
+}
+inline bool touches(const ProductSet& set, std::span<const RowCopy> copies) {
+  for (const RowCopy& one : copies) {
+    if (touches(set, MemorySpan::of(one.from, one.bytes), MemorySpan::of(one.to, one.bytes))) {
+      return true;
+    }
+  }
+  return false;
+}
+
+}  // namespace galley::kernels::cuda
