@@ -66,6 +66,7 @@ Forward::Forward(const Model& model, const ModelWeights& weights, KvCache& cache
                        .scale = w.scale,
                        .width = config_.engram.head_dim,
                        .on_host = w.on_host});
+    table_on_disk_.push_back(w.on_host && engram_rows_on_disk(w, config_.engram.head_dim));
   }
   for (const KvSourceLayout& source : cache.layout().sources) {
     const bool known = std::ranges::any_of(
@@ -255,7 +256,8 @@ void Forward::fill_engram_ids(int32_t index, const RowSet& set) {
   }
   const int32_t layer = config_.engram.layer_ids[static_cast<size_t>(index)];
   if (!weights(layer).engram.on_host) return;
-  prefetch_engram_rows(weights(layer).engram, config_.engram.head_dim, ids.first(set.rows()));
+  prefetch_engram_rows(weights(layer).engram, config_.engram.head_dim,
+                       table_on_disk_[static_cast<size_t>(index)], ids.first(set.rows()));
 }
 
 void Forward::embed() {

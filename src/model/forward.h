@@ -126,6 +126,7 @@ class Forward {
   kernels::HcOptions hc_options_;
   RopeTables rope_;
   std::vector<kernels::MoeWeights> moe_;      // [layers]
+  std::vector<bool> table_on_disk_;           // [Engram layers]
   std::vector<kernels::EngramTable> tables_;  // [Engram layers]
 
   BufferSource device_source_;

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/thread_pool.h"
 #include "kernels/cuda/command_list.h"
 #include "kernels/cuda/compressor.h"
 #include "kernels/cuda/device.h"
@@ -61,6 +62,8 @@ constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in 
 // Hot rows of an Engram table; lookups of more cells (512 rows of the release) bring every row.
 constexpr int64_t kKeptBytes = int64_t{256} << 20;
 constexpr int64_t kKeptCellsMax = 512 * 24;
+constexpr int64_t kGatherRows = 1024;  // that a thread takes at a time
+constexpr int kGatherThreadsMax = 8;
 
 int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
 int64_t whole_vectors(int64_t columns) { return (columns + 15) / 16 * 16; }
@@ -371,14 +374,13 @@ class CudaOps final : public Ops {
     if (place.host == nullptr) return;
     auto* number = reinterpret_cast<int64_t*>(place.host);
     for (int64_t cell = 0; cell < cells; ++cell) {
-      const int64_t id = ids.row(cell / ids.cols)[cell % ids.cols];
-      number[cell] = table.on_host ? cell : id;
-      if (!table.on_host) continue;
-      // The rows themselves are gathered here, in order.
-      std::memcpy(place.host + codes_at + cell * table.width, table.codes + id * table.width,
-                  static_cast<size_t>(table.width));
-      std::memcpy(place.host + scale_at + cell * blocks, table.scale + id * blocks,
-                  static_cast<size_t>(blocks));
+      number[cell] = table.on_host ? cell : ids.row(cell / ids.cols)[cell % ids.cols];
+    }
+    if (table.on_host) {
+      // The rows themselves, in order.
+      CHECK(ids.stride == ids.cols);
+      gather_rows(table, {ids.data, static_cast<size_t>(cells)}, place.host + codes_at,
+                  place.host + scale_at);
     }
     const auto* on_device = reinterpret_cast<const uint8_t*>(place.device);
     const uint8_t* codes = table.on_host ? on_device + codes_at : table.codes;
@@ -531,7 +533,11 @@ class CudaOps final : public Ops {
   };
 
   Result<void> keep_rows(const EngramTable& table) {
-    if (!table.on_host || table.width % 32 != 0 || kept_rows_.contains(table.codes)) return {};
+    if (!table.on_host || table.width % 32 != 0) return {};
+    // Another table may lie where one was that is gone.
+    flush();
+    cudaStreamSynchronize(stream_);
+    kept_rows_.erase(table.codes);
     const int64_t row_bytes = table.width + table.width / 32;
     KeptRows kept(kKeptBytes / row_bytes);
     const int64_t places = kept.policy.places();
@@ -541,6 +547,26 @@ class CudaOps final : public Ops {
     kept.brought.reserve(kKeptCellsMax);
     kept_rows_.emplace(table.codes, std::move(kept));
     return {};
+  }
+
+  // Rows of a table in host memory, one after the other. A step of 16k rows asks for 390,000 of
+  // them, each a miss of every cache: then several threads wait for memory instead of one.
+  void gather_rows(const EngramTable& table, std::span<const int64_t> rows, std::byte* codes,
+                   std::byte* scale) {
+    const int64_t blocks = (table.width + 31) / 32;
+    const auto gather = [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end; ++at) {
+        const int64_t row = rows[static_cast<size_t>(at)];
+        std::memcpy(codes + at * table.width, table.codes + row * table.width,
+                    static_cast<size_t>(table.width));
+        std::memcpy(scale + at * blocks, table.scale + row * blocks, static_cast<size_t>(blocks));
+      }
+    };
+    const auto count = std::ssize(rows);
+    if (count <= kKeptCellsMax) return gather(0, count);
+    gather_pool_.run((count + kGatherRows - 1) / kGatherRows, [&](int64_t part, int /*thread*/) {
+      gather(part * kGatherRows, std::min(count, (part + 1) * kGatherRows));
+    });
   }
 
   // The room of what is brought has one of three sizes, so that a step's graph serves the next.
@@ -572,14 +598,7 @@ class CudaOps final : public Ops {
     const StageArena::Place place = arena_.take(scale_at + room * blocks);
     if (place.host == nullptr) return;
     std::memcpy(place.host, kept.cells.data(), static_cast<size_t>(cells) * sizeof(EngramCell));
-    for (size_t i = 0; i < kept.brought.size(); ++i) {
-      const int64_t id = kept.brought[i];
-      const auto at = static_cast<int64_t>(i);
-      std::memcpy(place.host + codes_at + at * table.width, table.codes + id * table.width,
-                  static_cast<size_t>(table.width));
-      std::memcpy(place.host + scale_at + at * blocks, table.scale + id * blocks,
-                  static_cast<size_t>(blocks));
-    }
+    gather_rows(table, kept.brought, place.host + codes_at, place.host + scale_at);
     auto* on_device = reinterpret_cast<uint8_t*>(place.device);
     enqueue_first(engram_lookup_kept,
                   EngramRows{reinterpret_cast<uint8_t*>(kept.codes.data()),
@@ -667,6 +686,7 @@ class CudaOps final : public Ops {
   StageArena arena_;
   FoldStore folds_;
   std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> scratch_;
+  ThreadPool gather_pool_{std::min(kGatherThreadsMax, usable_cpu_count())};
   std::map<const uint8_t*, KeptRows> kept_rows_;               // by a table's codes
   std::map<const ExpertWeights*, ExpertTable> expert_tables_;  // by a layer's first expert
   CommandList commands_;
