@@ -80,7 +80,7 @@ TEST(SyntheticModel, LayersOfARoleShareTheirMemory) {
   EXPECT_EQ(small.synthetic->model().weights().head.data,
             small.synthetic->model().weights().embed.data);
   const auto whole = SyntheticModel::create(small.config, *std::make_unique<ThreadPool>(1));
-  EXPECT_LT(small.synthetic->bytes(), (*whole)->bytes() / 2);
+  EXPECT_LT(small.synthetic->bytes(), (*whole)->bytes() * 2 / 3);  // small ones fill whole pages
 }
 
 TEST(SyntheticModel, TheReleasedShapeIsEighteenGigabytes) {
