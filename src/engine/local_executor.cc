@@ -25,7 +25,7 @@ Result<std::unique_ptr<LocalExecutor>> LocalExecutor::create(const model::Model&
   if (!ops.memory().is_host()) {
     const model::DeviceNeeds needs = TRY(model::device_needs(
         model, kv, {.page_count = options.page_count, .slot_count = options.sequences_max}, step_of,
-        ops.memory()));
+        ops));
     TRY(model::check_device_room(needs, ops.memory().free_bytes()));
   }
   std::unique_ptr<model::KvCache> cache = TRY(model::KvCache::create(

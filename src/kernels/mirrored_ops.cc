@@ -35,7 +35,8 @@ class MirroredOps final : public HostOps {
   void linear(Rows<const Bf16> x, std::span<const Product> products) override {
     std::vector<Product> list;
     for (const Product& one : products) {
-      list.push_back({in(one.weight), one.quantise_input, out(one.y), out(one.y_f32)});
+      const WeightView weight = one.quantise_input ? folded(one.weight) : in(one.weight);
+      list.push_back({weight, one.quantise_input, out(one.y), out(one.y_f32)});
     }
     device_->linear(in(x), list);
     end();
@@ -169,8 +170,9 @@ class MirroredOps final : public HostOps {
     // Kept for good: the backend knows a layer by its list of experts.
     std::vector<ExpertWeights>& list = expert_lists_.emplace_back();
     for (const ExpertWeights& one : weights.experts) list.push_back(in(one));
-    const MoeWeights placed{
+    MoeWeights placed{
         .experts = list, .shared = in(weights.shared), .swiglu_limit = weights.swiglu_limit};
+    fold(placed, list);
     device_->moe(in(x), placed, in(experts), in(expert_weights), out(y));
     end();
   }
@@ -206,11 +208,15 @@ class MirroredOps final : public HostOps {
     int64_t bytes;
   };
 
-  std::byte* place(const void* host, int64_t bytes) {
+  std::byte* room(int64_t bytes) {
     blocks_.push_back(
         MemoryBlock::create(device_->memory(), std::max<int64_t>(bytes, 256), "a test").value());
-    if (bytes > 0) device_->memory().write(blocks_.back().data(), host, bytes);
     return blocks_.back().data();
+  }
+  std::byte* place(const void* host, int64_t bytes) {
+    std::byte* to = room(bytes);
+    if (bytes > 0) device_->memory().write(to, host, bytes);
+    return to;
   }
   template <class T>
   const T* in(const T* host, int64_t bytes) {
@@ -246,6 +252,29 @@ class MirroredOps final : public HostOps {
     view.data = in(static_cast<const uint8_t*>(view.data), view.data_bytes());
     view.scale = in(view.scale, view.scale_bytes());
     return view;
+  }
+  // Placed as a model's weights are: folded where the device wants that and nothing is lost.
+  WeightView folded(const WeightView& weight) {
+    const WeightView raw = in(weight);
+    const int64_t bytes = device_->folds() == nullptr ? 0 : device_->folds()->matrix_bytes(weight);
+    if (bytes == 0) return raw;
+    std::byte* to = room(bytes);
+    device_->folds()->fold_matrix(raw, to);
+    return device_->folds()->take_counts().value().misfits == 0 ? folded_view(raw, to) : raw;
+  }
+  void fold(const MoeWeights& layer, std::vector<ExpertWeights>& list) {
+    const int64_t bytes = device_->folds() == nullptr ? 0 : device_->folds()->experts_bytes(layer);
+    if (bytes == 0) return;
+    std::byte* to = room(bytes);
+    const auto count = static_cast<int32_t>(list.size());
+    for (int32_t e = 0; e <= count; ++e) {
+      device_->folds()->fold_expert(layer, e,
+                                    e == count ? layer.shared : list[static_cast<size_t>(e)], to);
+    }
+    if (device_->folds()->take_counts().value().misfits != 0) return;
+    for (ExpertWeights& one : list) {
+      one = {folded_view(one.w1, to), folded_view(one.w3, to), folded_view(one.w2, to)};
+    }
   }
   ExpertWeights in(const ExpertWeights& one) { return {in(one.w1), in(one.w3), in(one.w2)}; }
   RopeAngles in(const RopeAngles& angles) { return {in(angles.cos), in(angles.sin)}; }

@@ -21,6 +21,7 @@
 #include "base/result.h"
 #include "kernels/memory.h"
 #include "kernels/tensor.h"
+#include "kernels/weight_folds.h"
 
 namespace galley::kernels {
 
@@ -153,10 +154,12 @@ struct StepBounds {
   int64_t hidden = 0;        // d
   int64_t expert_width = 0;  // I
   int32_t experts_per_token = 0;
-  int64_t entries = 0;              // compressed entries of one sequence
-  int64_t engram_width = 0;         // columns times width of an Engram row
-  int64_t stage_bytes = 0;          // staged by one step
-  std::span<const MoeWeights> moe;  // of every layer; outlive the steps
+  int32_t routed_experts = 0;           // that the router chooses from
+  int64_t entries = 0;                  // compressed entries of one sequence
+  int64_t engram_width = 0;             // columns times width of an Engram row
+  int64_t stage_bytes = 0;              // staged by one step
+  std::span<const MoeWeights> moe;      // of every layer; outlive the steps
+  std::span<const EngramTable> tables;  // those whose rows are looked up; outlive the steps
 };
 
 class Ops {
@@ -169,6 +172,9 @@ class Ops {
   // --- memory and order ----------------------------------------------------
 
   virtual Memory& memory() = 0;
+
+  // Weights in the kernels' own order, for who places them in memory(). Null: read as stored.
+  virtual WeightFolds* folds() { return nullptr; }
 
   // Steps within these bounds allocate nothing. Larger calls work, but may allocate.
   virtual Result<void> reserve(const StepBounds& bounds) = 0;

@@ -46,6 +46,7 @@ struct WeightView {
   int64_t in = 0;
   const void* data = nullptr;
   const uint8_t* scale = nullptr;  // UE8M0, only for the quantised formats; rows ceil(in/32) apart
+  bool folded = false;             // data are in a backend's own order (weight_folds.h)
 
   int64_t data_bytes() const {
     switch (format) {

@@ -68,10 +68,10 @@ std::string advice(const DeviceNeeds& needs, int64_t free_bytes) {
 }  // namespace
 
 Result<DeviceNeeds> device_needs(const Model& model, const KvOptions& kv, CacheCounts counts,
-                                 const StepOptions& step, const kernels::Memory& memory) {
+                                 const StepOptions& step, kernels::Ops& ops) {
   const KvLayout layout = TRY(KvLayout::create(model.config(), kv));
   DeviceNeeds needs;
-  needs.weights = placed_bytes(model, memory);
+  needs.weights = placed_bytes(model, ops, step.expert_count);
   needs.page = layout.page_stride;
   needs.slot = layout.slot_bytes;
   needs.workspace = workspace_bytes(model.config(), layout, step);

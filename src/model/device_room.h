@@ -8,7 +8,7 @@
 #include <cstdint>
 
 #include "base/result.h"
-#include "kernels/memory.h"
+#include "kernels/ops.h"
 #include "model/kv_layout.h"
 #include "model/model.h"
 #include "model/step.h"
@@ -33,9 +33,8 @@ struct DeviceNeeds {
   }
 };
 
-// `memory` is the device's.
 Result<DeviceNeeds> device_needs(const Model& model, const KvOptions& kv, CacheCounts counts,
-                                 const StepOptions& step, const kernels::Memory& memory);
+                                 const StepOptions& step, kernels::Ops& ops);
 
 // kExhausted in one line: what is needed, what is free, and what would fit.
 Result<void> check_device_room(const DeviceNeeds& needs, int64_t free_bytes);

@@ -9,6 +9,7 @@ namespace {
 // A table below this stays in memory once read; asking the system for each of
 // its rows would cost more than the rows.
 constexpr int64_t kResidentBytes = int64_t{256} << 20;
+constexpr int64_t kSamples = 256;  // of a larger one: with any missing, its rows are asked for
 // More rows than this come in a chunk that takes far longer than memory does.
 constexpr int64_t kCacheRowsMax = 32;
 constexpr int64_t kCacheLine = 64;
@@ -29,10 +30,23 @@ void ask_processor(const uint8_t* begin, int64_t bytes) {
 
 }  // namespace
 
-void prefetch_engram_rows(const EngramWeights& weights, int64_t head_dim,
+bool engram_rows_on_disk(const EngramWeights& weights, int64_t head_dim) {
+  const int64_t bytes = weights.table_rows * head_dim;
+  if (bytes <= kResidentBytes) return false;
+  const int64_t page = sysconf(_SC_PAGESIZE);
+  for (int64_t i = 0; i < kSamples; ++i) {
+    const auto address =
+        reinterpret_cast<uintptr_t>(weights.table) + static_cast<uintptr_t>(bytes / kSamples * i);
+    unsigned char resident = 0;
+    const int asked = mincore(reinterpret_cast<void*>(address / page * page), 1, &resident);
+    if (asked != 0 || (resident & 1) == 0) return true;
+  }
+  return false;
+}
+
+void prefetch_engram_rows(const EngramWeights& weights, int64_t head_dim, bool on_disk,
                           kernels::Rows<const int64_t> ids) {
   const int64_t scale_bytes = (head_dim + 31) / 32;
-  const bool on_disk = weights.table_rows * head_dim > kResidentBytes;
   if (!on_disk && ids.rows > kCacheRowsMax) return;
   static const int64_t page = sysconf(_SC_PAGESIZE);
   for (int64_t row = 0; row < ids.rows; ++row) {

@@ -60,6 +60,14 @@ Forward::Forward(const Model& model, const ModelWeights& weights, KvCache& cache
                     .shared = layer.shared_expert,
                     .swiglu_limit = config_.swiglu_limit});
   }
+  for (const int32_t layer : config_.engram.layer_ids) {
+    const EngramWeights& w = weights.layers[static_cast<size_t>(layer)].engram;
+    tables_.push_back({.codes = w.table,
+                       .scale = w.scale,
+                       .width = config_.engram.head_dim,
+                       .on_host = w.on_host});
+    table_on_disk_.push_back(w.on_host && engram_rows_on_disk(w, config_.engram.head_dim));
+  }
   for (const KvSourceLayout& source : cache.layout().sources) {
     const bool known = std::ranges::any_of(
         groups_, [&source](const GroupSet& set) { return set.ratio() == source.ratio; });
@@ -90,6 +98,7 @@ Result<void> Forward::reserve() {
   bounds.hidden = config_.hidden;
   bounds.expert_width = config_.expert_width;
   bounds.experts_per_token = config_.experts_per_token;
+  bounds.routed_experts = config_.routed_experts;
   const int64_t positions =
       options_.positions_max > 0 ? options_.positions_max : config_.positions_max;
   bounds.entries = cache_.layout().sources.empty() ? 0 : positions;
@@ -99,6 +108,7 @@ Result<void> Forward::reserve() {
       ws_.rows_max * config_.rope_dim * 4 * (4 + std::ssize(groups_)) +
       int64_t{options_.sequences_max} * (cache_.layout().pages_for(positions) + 64) * 4 + 65536;
   bounds.moe = moe_;
+  bounds.tables = tables_;
   return ops_.reserve(bounds);
 }
 
@@ -246,7 +256,8 @@ void Forward::fill_engram_ids(int32_t index, const RowSet& set) {
   }
   const int32_t layer = config_.engram.layer_ids[static_cast<size_t>(index)];
   if (!weights(layer).engram.on_host) return;
-  prefetch_engram_rows(weights(layer).engram, config_.engram.head_dim, ids.first(set.rows()));
+  prefetch_engram_rows(weights(layer).engram, config_.engram.head_dim,
+                       table_on_disk_[static_cast<size_t>(index)], ids.first(set.rows()));
 }
 
 void Forward::embed() {
@@ -274,12 +285,11 @@ void Forward::engram(int32_t layer, const RowSet& set) {
   const int32_t index = role(layer).engram_index;
   if (index < 0) return;
   const EngramWeights& w = weights(layer).engram;
-  const Rows<int64_t> ids = ws_.engram_ids[static_cast<size_t>(index)].first(set.rows());
+  const auto at = static_cast<size_t>(index);
+  const Rows<int64_t> ids = ws_.engram_ids[at].first(set.rows());
   const Rows<Bf16> e = ws_.engram_e.first(set.rows());
   const Rows<Bf16> kv = ws_.engram_kv.first(set.rows());
-  ops_.engram_lookup(
-      {.codes = w.table, .scale = w.scale, .width = config_.engram.head_dim, .on_host = w.on_host},
-      ids, e);
+  ops_.engram_lookup(tables_[at], ids, e);
   const kernels::Product product{.weight = w.wkv, .quantise_input = true, .y = kv, .y_f32 = {}};
   ops_.linear(e, std::span(&product, 1));
   const Rows<float> gate = observer_ != nullptr ? ws_.engram_gate.first(set.rows()) : Rows<float>();

@@ -125,7 +125,9 @@ class Forward {
   const int32_t cut_;  // layer, or the number of layers when nothing can be cut
   kernels::HcOptions hc_options_;
   RopeTables rope_;
-  std::vector<kernels::MoeWeights> moe_;  // [layers]
+  std::vector<kernels::MoeWeights> moe_;      // [layers]
+  std::vector<bool> table_on_disk_;           // [Engram layers]
+  std::vector<kernels::EngramTable> tables_;  // [Engram layers]
 
   BufferSource device_source_;
   BufferSource host_source_;

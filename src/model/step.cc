@@ -94,7 +94,8 @@ class Step::Impl {
 Result<std::unique_ptr<Step>> Step::create(const Model& model, KvCache& cache, kernels::Ops& ops,
                                            const StepOptions& options) {
   TRY(check_options(model.config(), cache.layout(), options));
-  PlacedWeights placed = TRY(PlacedWeights::create(model, ops.memory(), options.on_upload));
+  PlacedWeights placed =
+      TRY(PlacedWeights::create(model, ops, options.expert_count, options.on_upload));
   auto impl = std::make_unique<Impl>(model, std::move(placed), cache, ops, options);
   TRY(impl->forward_.status());
   TRY(impl->forward_.reserve());
@@ -105,6 +106,8 @@ Step::Step(std::unique_ptr<Impl> impl) : impl_(std::move(impl)) {}
 Step::~Step() = default;
 
 const StepOptions& Step::options() const { return impl_->options_; }
+int64_t Step::folded_values_rounded() const { return impl_->placed_.rounded(); }
+int64_t Step::folded_misfits() const { return impl_->placed_.misfits(); }
 int64_t Step::workspace_bytes() const { return impl_->forward_.workspace_bytes(); }
 
 Result<StepResult> Step::run(std::span<const SequencePlan> plans, StepObserver* observer) {

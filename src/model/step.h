@@ -31,6 +31,9 @@ struct StepOptions {
   int64_t positions_max = 0;  // 0: the config's
   DecoderReplay replay = DecoderReplay::kWindowAndGlobal;
   bool capture_targets = false;  // StepResult::main_hidden
+  // Experts of each layer that are computed here, from the first on; 0: all. Of other ranks'
+  // experts the kernels of a device leave the rows out; host kernels must not be given any.
+  int32_t expert_count = 0;
   // Told while weights are copied to a device; may stop it.
   UploadProgress on_upload = {};
 };
@@ -74,6 +77,9 @@ class Step {
   Step& operator=(const Step&) = delete;
 
   const StepOptions& options() const;
+  // Values that moved and blocks that were kept when weights were folded (placed_weights.h).
+  int64_t folded_values_rounded() const;
+  int64_t folded_misfits() const;
   // Bytes of the workspace.
   int64_t workspace_bytes() const;
 

@@ -26,15 +26,15 @@ class ChunkedPieces {
   int64_t count() const { return (bytes() + chunk_bytes_ - 1) / chunk_bytes_; }
   int64_t end(int64_t chunk) const { return std::min(bytes(), (chunk + 1) * chunk_bytes_); }
 
-  // visit(piece, offset in it, offset in the chunk, bytes), in order.
+  // visit(number of the piece, offset in it, offset in the chunk, bytes), in order.
   template <class Visit>
   void each_part(int64_t chunk, const Visit& visit) const {
     const int64_t first = chunk * chunk_bytes_;
     auto next = std::upper_bound(begin_.begin(), begin_.end(), first) - 1;
     for (int64_t at = first; at < end(chunk); ++next) {
-      const UploadPiece& piece = pieces_[static_cast<size_t>(next - begin_.begin())];
+      const auto piece = static_cast<size_t>(next - begin_.begin());
       const int64_t offset = at - *next;
-      const int64_t bytes = std::min(piece.bytes - offset, end(chunk) - at);
+      const int64_t bytes = std::min(pieces_[piece].bytes - offset, end(chunk) - at);
       if (bytes > 0) visit(piece, offset, at - first, bytes);
       at += bytes;
     }
@@ -92,28 +92,39 @@ class ChunkTurns {
 };
 
 // Neighbours on both sides become one transfer.
-void write_chunk(kernels::Memory& memory, const ChunkedPieces& stream, int64_t chunk,
-                 const std::byte* from) {
+Result<void> write_chunk(kernels::Memory& memory, std::span<const UploadPiece> pieces,
+                         const ChunkedPieces& stream, int64_t chunk, const std::byte* from,
+                         const AfterPiece& after) {
   std::byte* to = nullptr;
   int64_t begin = 0;
   int64_t bytes = 0;
-  stream.each_part(chunk, [&](const UploadPiece& piece, int64_t offset, int64_t at, int64_t count) {
-    if (bytes > 0 && to + bytes == piece.to + offset) {
-      bytes += count;
-      return;
-    }
+  const auto write = [&] {
     if (bytes > 0) memory.write(to, from + begin, bytes);
-    to = piece.to + offset;
-    begin = at;
-    bytes = count;
+    bytes = 0;
+  };
+  Result<void> done;
+  stream.each_part(chunk, [&](size_t number, int64_t offset, int64_t at, int64_t count) {
+    const UploadPiece& piece = pieces[number];
+    if (!done) return;
+    if (bytes == 0 || to + bytes != piece.to + offset) {
+      write();
+      to = piece.to + offset;
+      begin = at;
+    }
+    bytes += count;
+    if (!piece.then || offset + count < piece.bytes) return;
+    write();
+    done = after(number);
   });
-  if (bytes > 0) memory.write(to, from + begin, bytes);
+  if (done) write();
+  return done;
 }
 
 }  // namespace
 
 Result<void> upload(kernels::Memory& memory, std::span<const UploadPiece> pieces,
-                    const UploadSizes& sizes, const UploadProgress& progress) {
+                    const UploadSizes& sizes, const UploadProgress& progress,
+                    const AfterPiece& after) {
   CHECK(sizes.chunk_bytes > 0 && sizes.chunks > 0 && sizes.readers > 0);
   const ChunkedPieces stream(pieces, sizes.chunk_bytes);
   const auto places = static_cast<int32_t>(std::min<int64_t>(sizes.chunks, stream.count()));
@@ -128,25 +139,25 @@ Result<void> upload(kernels::Memory& memory, std::span<const UploadPiece> pieces
   for (int32_t i = 0; i < std::min(sizes.readers, places); ++i) {
     readers.emplace_back([&] {
       for (int64_t chunk = turns.take(); chunk >= 0; chunk = turns.take()) {
-        stream.each_part(
-            chunk, [&](const UploadPiece& piece, int64_t offset, int64_t at, int64_t count) {
-              std::memcpy(place(chunk) + at, static_cast<const std::byte*>(piece.from) + offset,
-                          static_cast<size_t>(count));
-            });
+        stream.each_part(chunk, [&](size_t number, int64_t offset, int64_t at, int64_t count) {
+          const auto* from = static_cast<const std::byte*>(pieces[number].from);
+          std::memcpy(place(chunk) + at, from + offset, static_cast<size_t>(count));
+        });
         turns.set_read(chunk);
       }
     });
   }
-  bool stopped = false;
-  for (int64_t chunk = 0; chunk < stream.count() && !stopped; ++chunk) {
+  Result<void> done;
+  for (int64_t chunk = 0; chunk < stream.count() && done; ++chunk) {
     turns.wait_read(chunk);
-    write_chunk(memory, stream, chunk, place(chunk));
+    done = write_chunk(memory, pieces, stream, chunk, place(chunk), after);
     turns.set_written(chunk);
-    stopped = progress && !progress(stream.end(chunk), stream.bytes());
+    if (done && progress && !progress(stream.end(chunk), stream.bytes())) {
+      done = Error{ErrorCode::kCancelled, "interrupted while weights were uploaded"};
+    }
   }
   turns.stop();
-  if (stopped) return Error{ErrorCode::kCancelled, "interrupted while weights were uploaded"};
-  return {};
+  return done;
 }
 
 }  // namespace galley::model

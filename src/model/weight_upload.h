@@ -19,6 +19,7 @@ struct UploadPiece {
   const void* from = nullptr;  // the host's
   std::byte* to = nullptr;     // the device's
   int64_t bytes = 0;
+  bool then = false;  // something is to be done once it is there, before what follows is written
 };
 
 // One thread copies about 10 GB/s out of the page cache, a link takes 55; pinned memory in all is
@@ -32,8 +33,13 @@ struct UploadSizes {
 // Bytes that are there so far, and in all; false stops the upload.
 using UploadProgress = std::function<bool(int64_t done, int64_t total)>;
 
-// kCancelled when `progress` stopped it: what was written then is of no use.
+// Called in the caller's thread with the number of a piece that asks for it.
+using AfterPiece = std::function<Result<void>(size_t piece)>;
+
+// kCancelled when `progress` stopped it: what was written then is of no use. An error of `after`
+// ends it too.
 Result<void> upload(kernels::Memory& memory, std::span<const UploadPiece> pieces,
-                    const UploadSizes& sizes, const UploadProgress& progress);
+                    const UploadSizes& sizes, const UploadProgress& progress,
+                    const AfterPiece& after = {});
 
 }  // namespace galley::model

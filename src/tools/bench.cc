@@ -23,6 +23,7 @@ struct BenchOptions {
   float bandwidth_gib = 6.0F;
   int32_t samples = 15;
   ModelSettings model;
+  DeviceStepOptions device;
 };
 
 std::string machine_name() {
@@ -87,10 +88,8 @@ Result<void> run(const BenchOptions& options) {
   Backend backend = TRY(make_backend(options.model.backend, options.model.threads));
   const bool on_host = backend.ops->memory().is_host();
   if (!on_host && options.shape != "model") {
-    return Error{ErrorCode::kUnsupported,
-                 "--shape " + options.shape + " with --backend " + options.model.backend +
-                     ": the released shape is measured on a CPU only; take --shape model, or "
-                     "galley bench kernels"};
+    TRY(bench_device_steps(backend, options.device));
+    if (options.shape == "released") return {};
   }
   Floors floors;
   if (on_host) {
@@ -107,7 +106,7 @@ Result<void> run(const BenchOptions& options) {
     }
     print_case(bench, floors, name, machine);
   };
-  if (options.shape != "model") {
+  if (on_host && options.shape != "model") {
     ReleasedOptions released;
     released.threads = options.model.threads;
     released.samples = options.samples;
@@ -142,11 +141,15 @@ int run_bench(int argc, char** argv) {
       "  galley bench\n"
       "  galley bench --shape released --expert-gib 2\n"
       "  galley bench --shape model -m models/nano | jq .rows_per_s\n"
+      "  galley bench --shape released --backend cuda --part rank\n"
       "  galley bench serve --help                          load on a running server\n"
       "  galley bench kernels --help                        kernels of a card\n"
       "  galley bench reuse --help                          prefix hits, snapshots, preemption\n"
       "\nA floor is the larger of bytes over read bandwidth and operations over the peak of the\n"
       "dot product; ratio is time over floor. The released shape needs about 9 GiB of memory.\n"
+      "On a card it is whole steps of all 40 layers, one layer of each role aliased (20 GB of\n"
+      "host memory, 60 of the card's): prefill in steps of 16k tokens, decode as one rank of 64,\n"
+      "whose exchange with the others is arithmetic, and decode of 1 to 8 sequences.\n"
       "\nExit codes: 0 measured (whatever the result), 1 failed, 64 wrong usage, 130 "
       "interrupted.\n");
   command.setting("--shape", options.shape, "What to measure: released, model or all")
@@ -160,6 +163,15 @@ int run_bench(int argc, char** argv) {
       .value_name("GIB");
   command.setting("--samples", options.samples, "Times a decode step is measured; others a third")
       .range(1, 10000)
+      .value_name("N");
+  command.setting("--part", options.device.part, "Of the released shape on a card")
+      .choices({"all", "prefill", "small", "rank"})
+      .value_name("WHICH");
+  command.setting("--quick", options.device.quick, "On a card: fewer samples");
+  command
+      .setting("--accepted", options.device.accepted,
+               "Tokens that a verify step of six rows is taken to give")
+      .range(1, 6)
       .value_name("N");
   add_model_settings(command, options.model);
   if (const std::optional<int> code = command.parse(argc, argv)) return *code;

@@ -5,10 +5,12 @@
 #include <cstdint>
 #include <functional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "base/result.h"
 #include "tools/backend.h"
+#include "tools/exchange_cost.h"
 
 namespace galley::tools {
 
@@ -52,6 +54,17 @@ struct ReleasedOptions {
 };
 Result<void> bench_released(Backend& backend, const Floors& floors, const ReleasedOptions& options,
                             const ReportCase& report);
+
+// Whole steps of the released shape on a card; JSON lines of its own.
+struct DeviceStepOptions {
+  std::string part = "all";  // or prefill, small, rank
+  bool quick = false;        // fewer samples
+  float accepted = 3.4F;  // tokens that a verify step of six rows gives; no model is there to tell
+  ExchangeRates rates;
+
+  bool wants(std::string_view one) const { return part == "all" || part == one; }
+};
+Result<void> bench_device_steps(Backend& backend, const DeviceStepOptions& options);
 
 struct ModelBenchOptions {
   std::string directory;

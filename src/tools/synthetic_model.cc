@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstring>
 #include <nlohmann/json.hpp>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -183,18 +184,58 @@ Result<model::Config> released_layers_config(int32_t experts) {
   return model::parse_config(json.dump());
 }
 
+Result<model::Config> released_whole_config() {
+  nlohmann::json json = nlohmann::json::parse(model::released_config_json());
+  nlohmann::json& text = json["text_config"];
+  // 24 columns, each a prime number of rows from here on.
+  text["engram_vocab_size"] = 160'000;
+  text["engram_num_embeddings"] = {3'860'000, 3'860'000};
+  text["num_nextn_predict_layers"] = 0;
+  json["vision_config"]["num_hidden_layers"] = 0;
+  return model::parse_config(json.dump());
+}
+
+SyntheticModel::Alias alias_by_role(const model::Config& config) {
+  // [layers] the first layer that is like it.
+  std::vector<int32_t> first;
+  const auto alike = [](const model::LayerRole& a, const model::LayerRole& b) {
+    return a.ratio == b.ratio && a.owns_kv == b.owns_kv && a.owns_indexer == b.owns_indexer &&
+           (a.engram_index >= 0) == (b.engram_index >= 0);
+  };
+  for (const model::LayerRole& role : config.roles) {
+    const auto found = std::ranges::find_if(
+        config.roles, [&](const model::LayerRole& other) { return alike(role, other); });
+    first.push_back(static_cast<int32_t>(found - config.roles.begin()));
+  }
+  const int32_t table = config.engram.layer_ids.empty() ? 0 : config.engram.layer_ids.front();
+  return [first, table](const std::string& name) -> std::string {
+    constexpr std::string_view kPrefix = "layers.";
+    if (name == "head.weight") return "embed.weight";
+    if (!name.starts_with(kPrefix)) return name;
+    const size_t end = name.find('.', kPrefix.size());
+    const int32_t layer = std::stoi(name.substr(kPrefix.size(), end - kPrefix.size()));
+    const std::string rest = name.substr(end);
+    int32_t owner = first[static_cast<size_t>(layer)];
+    if (rest.starts_with(".ffn.experts.")) owner = layer % 2;
+    if (rest.starts_with(".engram.embed.")) owner = table;
+    return std::string(kPrefix) + std::to_string(owner) + rest;
+  };
+}
+
 int64_t expert_bytes(const model::Config& config) {
   const int64_t values = int64_t{3} * config.hidden * config.expert_width;
   return values / 2 + values / 32;
 }
 
 Result<std::unique_ptr<SyntheticModel>> SyntheticModel::create(const model::Config& config,
-                                                               ThreadPool& pool) {
+                                                               ThreadPool& pool,
+                                                               const Alias& alias) {
   const std::vector<model::ExpectedTensor> expected = model::expected_tensors(config);
-  std::vector<int64_t> offsets;
+  std::unordered_map<std::string, int64_t> offsets;  // of those that have memory of their own
   int64_t size = 0;
   for (const model::ExpectedTensor& tensor : expected) {
-    offsets.push_back(size);
+    if (alias(tensor.name) != tensor.name) continue;
+    offsets[tensor.name] = size;
     const int64_t bytes = tensor.shape.elements() * model::dtype_bytes(dtype_of(tensor.storage));
     size += (bytes + kAlignment - 1) / kAlignment * kAlignment;
   }
@@ -210,20 +251,27 @@ Result<std::unique_ptr<SyntheticModel>> SyntheticModel::create(const model::Conf
   synthetic->size_ = static_cast<size_t>(size);
   std::vector<Region> regions;
   model::NameMap<model::TensorView> tensors;
-  for (size_t i = 0; i < expected.size(); ++i) {
-    const model::ExpectedTensor& tensor = expected[i];
+  for (const model::ExpectedTensor& tensor : expected) {
+    const std::string owner = alias(tensor.name);
+    std::byte* data = synthetic->memory_ + offsets.at(owner);
     model::TensorView view;
     view.dtype = dtype_of(tensor.storage);
     view.shape = tensor.shape;
-    view.data = synthetic->memory_ + offsets[i];
+    view.data = data;
     view.size_bytes = static_cast<size_t>(tensor.shape.elements() * model::dtype_bytes(view.dtype));
-    regions.push_back(
-        region_of(tensor, synthetic->memory_ + offsets[i], static_cast<int64_t>(view.size_bytes)));
+    if (owner == tensor.name) {
+      regions.push_back(region_of(tensor, data, static_cast<int64_t>(view.size_bytes)));
+    }
     tensors.emplace(tensor.name, view);
   }
   fill_all(regions, pool);
-  synthetic->model_ =
-      TRY(model::Model::create(model::Checkpoint::of_memory(config, std::move(tensors)), {}));
+  // Any classes do: rows of a random table mean nothing.
+  std::vector<int32_t> classes;
+  for (int32_t token = 0; !config.engram.layer_ids.empty() && token < config.vocab_size; ++token) {
+    classes.push_back(token % config.engram.compressed_vocab_size);
+  }
+  synthetic->model_ = TRY(model::Model::create(
+      model::Checkpoint::of_memory(config, std::move(tensors)), std::move(classes)));
   return synthetic;
 }
 

@@ -15,6 +15,7 @@ class ForwardingOps : public kernels::Ops {
   std::string_view name() const override { return inner_.name(); }
 
   kernels::Memory& memory() override { return inner_.memory(); }
+  kernels::WeightFolds* folds() override { return inner_.folds(); }
   Result<void> reserve(const kernels::StepBounds& bounds) override {
     return inner_.reserve(bounds);
   }

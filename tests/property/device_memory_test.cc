@@ -4,13 +4,17 @@
 // The device is a pretended one, so that kernels of the host compute in it.
 #include <gtest/gtest.h>
 
+#include <deque>
 #include <numeric>
+#include <utility>
+#include <vector>
 
 #include "driver.h"
 #include "engine/generator.h"
 #include "engine/local_executor.h"
 #include "kernels/pretended_device.h"
 #include "model/device_room.h"
+#include "model/placed_weights.h"
 #include "verify/forwarding_ops.h"
 
 namespace galley::testing {
@@ -26,6 +30,117 @@ class DeviceOps : public verify::ForwardingOps {
 
  private:
   kernels::Memory& memory_;
+};
+
+// A backend's own order: the stored bytes, each one more. Unfolded again where it is computed.
+class PretendedFolds : public kernels::WeightFolds {
+ public:
+  // `misfit`: how many folds from now on one does not fit; never, if it is negative.
+  explicit PretendedFolds(int misfit) : misfit_(misfit) {}
+
+  int64_t matrix_bytes(const kernels::WeightView& weight) const override {
+    const bool fits = weight.format == kernels::WeightFormat::kFp8Tile32 && !weight.folded;
+    return fits ? bytes_of(weight) : 0;
+  }
+  int64_t experts_bytes(const kernels::MoeWeights& layer) const override {
+    if (layer.experts[0].w1.folded) return 0;
+    return std::ssize(layer.experts) * bytes_of(layer.experts[0]) + bytes_of(layer.shared);
+  }
+  void fold_matrix(const kernels::WeightView& raw, void* to) override {
+    append(raw, static_cast<uint8_t*>(to));
+    count();
+  }
+  void fold_expert(const kernels::MoeWeights& layer, int32_t expert,
+                   const kernels::ExpertWeights& raw, void* to) override {
+    uint8_t* at = static_cast<uint8_t*>(to) + expert * bytes_of(layer.experts[0]);
+    for (const kernels::WeightView* view : {&raw.w1, &raw.w3, &raw.w2}) at = append(*view, at);
+    if (expert == std::ssize(layer.experts)) count();
+  }
+  Result<kernels::FoldCounts> take_counts() override {
+    return kernels::FoldCounts{.misfits = std::exchange(misfits_, 0), .rounded = 3};
+  }
+
+  // The stored form of a folded weight, whose bytes begin at `at`, and where the next one does.
+  kernels::WeightView unfold(kernels::WeightView view, const uint8_t*& at) {
+    std::vector<uint8_t>& bytes = unfolded_.emplace_back(at, at + bytes_of(view));
+    for (uint8_t& byte : bytes) --byte;
+    at += bytes_of(view);
+    view.data = bytes.data();
+    view.scale = bytes.data() + view.data_bytes();
+    view.folded = false;
+    return view;
+  }
+  int folds() const { return folds_; }
+
+ private:
+  static int64_t bytes_of(const kernels::WeightView& view) {
+    return view.data_bytes() + view.scale_bytes();
+  }
+  static int64_t bytes_of(const kernels::ExpertWeights& one) {
+    return bytes_of(one.w1) + bytes_of(one.w3) + bytes_of(one.w2);
+  }
+  static uint8_t* append(const kernels::WeightView& view, uint8_t* to) {
+    const auto* codes = static_cast<const uint8_t*>(view.data);
+    for (int64_t i = 0; i < view.data_bytes(); ++i) *to++ = static_cast<uint8_t>(codes[i] + 1);
+    for (int64_t i = 0; i < view.scale_bytes(); ++i) {
+      *to++ = static_cast<uint8_t>(view.scale[i] + 1);
+    }
+    return to;
+  }
+  void count() {
+    ++folds_;
+    if (misfit_-- == 0) misfits_ = 1;
+  }
+
+  int misfit_;
+  int64_t misfits_ = 0;
+  int folds_ = 0;
+  std::deque<std::vector<uint8_t>> unfolded_;
+};
+
+class FoldingOps : public DeviceOps {
+ public:
+  FoldingOps(kernels::Ops& inner, kernels::Memory& memory, int misfit)
+      : DeviceOps(inner, memory), folds_(misfit) {}
+  PretendedFolds* folds() override { return &folds_; }
+
+  void linear(kernels::Rows<const kernels::Bf16> x,
+              std::span<const kernels::Product> products) override {
+    std::vector<kernels::Product> list(products.begin(), products.end());
+    for (kernels::Product& product : list) {
+      if (!product.weight.folded) continue;
+      EXPECT_TRUE(product.quantise_input);
+      const auto* at = static_cast<const uint8_t*>(product.weight.data);
+      product.weight = folds_.unfold(product.weight, at);
+      ++folded_products;
+    }
+    inner().linear(x, list);
+  }
+  void moe(kernels::Rows<const kernels::Bf16> x, const kernels::MoeWeights& weights,
+           kernels::Rows<const int32_t> experts, kernels::Rows<const float> expert_weights,
+           kernels::Rows<kernels::Bf16> y) override {
+    if (!weights.experts[0].w1.folded) return inner().moe(x, weights, experts, expert_weights, y);
+    const auto* at = static_cast<const uint8_t*>(weights.experts[0].w1.data);
+    std::vector<kernels::ExpertWeights> list(weights.experts.begin(), weights.experts.end());
+    list.push_back(weights.shared);
+    for (kernels::ExpertWeights& one : list) {
+      EXPECT_EQ(one.w2.data, weights.experts[0].w1.data);
+      for (kernels::WeightView* view : {&one.w1, &one.w3, &one.w2}) {
+        *view = folds_.unfold(*view, at);
+      }
+    }
+    ++folded_layers;
+    const kernels::MoeWeights raw{.experts = std::span(list).first(list.size() - 1),
+                                  .shared = list.back(),
+                                  .swiglu_limit = weights.swiglu_limit};
+    inner().moe(x, raw, experts, expert_weights, y);
+  }
+
+  int folded_products = 0;
+  int folded_layers = 0;
+
+ private:
+  PretendedFolds folds_;
 };
 
 class DeviceMemory : public ::testing::Test {
@@ -64,6 +179,38 @@ TEST_F(DeviceMemory, TheBitsAreTheHosts) {
   EXPECT_EQ(prefill(ops), prefill(*ops_));
 }
 
+TEST_F(DeviceMemory, FoldedWeightsTakeThePlaceOfStoredOnes) {
+  kernels::PretendedDevice plain_device(kPlenty);
+  DeviceOps stored(*ops_, plain_device);
+  kernels::PretendedDevice device(kPlenty);
+  FoldingOps folding(*ops_, device, -1);
+  EXPECT_EQ(prefill(folding), prefill(*ops_));
+  EXPECT_EQ(folding.folded_layers, model_->config().layers);
+  EXPECT_GT(folding.folded_products, 4 * model_->config().layers);
+  // No byte lies there twice: the sizes are the same but for what is rounded up to whole blocks.
+  const int64_t folded_bytes = model::placed_bytes(*model_, folding, 0);
+  const int64_t stored_bytes = model::placed_bytes(*model_, stored, 0);
+  EXPECT_LT(folded_bytes, stored_bytes + stored_bytes / 4);  // room for what is folded next
+}
+
+TEST_F(DeviceMemory, WhatDoesNotFoldStaysAsStored) {
+  // The first, one in the middle, and the last one.
+  kernels::PretendedDevice all(kPlenty);
+  FoldingOps folding(*ops_, all, -1);
+  const std::vector<float> expected = prefill(*ops_);
+  EXPECT_EQ(prefill(folding), expected);
+  const int folds = folding.folds()->folds();
+  ASSERT_GT(folds, 10);
+  for (int misfit = 0; misfit < folds; misfit += std::max(1, folds / 7)) {
+    kernels::PretendedDevice device(kPlenty);
+    FoldingOps ops(*ops_, device, misfit);
+    EXPECT_EQ(prefill(ops), expected) << misfit;
+    EXPECT_EQ(ops.folded_layers + ops.folded_products,
+              folding.folded_layers + folding.folded_products - 1)
+        << misfit;
+  }
+}
+
 TEST_F(DeviceMemory, WhatWasPlannedIsTaken) {
   kernels::PretendedDevice device(kPlenty);
   DeviceOps ops(*ops_, device);
@@ -74,7 +221,7 @@ TEST_F(DeviceMemory, WhatWasPlannedIsTaken) {
   step.positions_max = 256;
   const auto needs =
       model::device_needs(*model_, engine::kv_options(model_->config(), options()),
-                          {.page_count = options().page_count, .slot_count = 3}, step, device);
+                          {.page_count = options().page_count, .slot_count = 3}, step, ops);
   ASSERT_TRUE(needs);
   int64_t uploaded = 0;
   engine::GeneratorOptions with = options();

@@ -20,9 +20,11 @@
 
 #include "kernels/cuda/attention_sm90.h"
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/engram.h"
 #include "kernels/cuda/expert_layer.h"
 #include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/hc_site.h"
+#include "kernels/cuda/grouped_product.h"
 #include "kernels/cuda/index_select_sm90.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
@@ -58,7 +60,12 @@ class CommandKey {
   void add_value(const Rows<T>& rows) {
     add_all(rows.data, rows.rows, rows.cols, rows.stride);
   }
-  void add_value(const WeightView& w) { add_all(w.format, w.out, w.in, w.data, w.scale); }
+  void add_value(const WeightView& w) { add_all(w.format, w.out, w.in, w.data, w.scale, w.folded); }
+  void add_value(const ProductArguments& p) {
+    add_all(p.weights, p.expert_bytes, p.row_scale, p.x, p.x_scale, p.x_rows, p.blocks,
+            p.block_count, p.rows, p.experts, p.chunks, p.groups);
+    add_all(p.slots, p.outputs, p.y, p.y_stride, p.row_weight, p.limit);
+  }
   void add_value(const RopeAngles& angles) { add_all(angles.cos, angles.sin); }
   void add_value(const HcWeights& w) { add_all(w.fn, w.base, w.scale); }
   void add_value(const HcOptions& o) {
@@ -79,6 +86,7 @@ class CommandKey {
     add_all(c.queries, c.query_stride, c.head_weights, c.weight_stride, c.shape, c.rows,
             c.row_count, c.entries_max, c.builds_pool, c.scratch, c.scratch_bytes);
   }
+  void add_value(const EngramRows& r) { add_all(r.codes, r.scale); }
   void add_value(const RouterOptions& o) { add_all(o.top_k, o.scale, o.gate_temperature); }
   void add_value(const RowProduct& p) {
     add_all(p.x, p.weight, p.groups, p.y, p.y_f32, p.quantise);

@@ -14,15 +14,17 @@
 #include <vector>
 
 #include "base/check.h"
+#include "base/thread_pool.h"
 #include "kernels/cuda/command_list.h"
 #include "kernels/cuda/compressor.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/engram.h"
-#include "kernels/cuda/expert_store.h"
 #include "kernels/cuda/few_experts.h"
+#include "kernels/cuda/fold_store.h"
 #include "kernels/cuda/graph_cache.h"
 #include "kernels/cuda/hc_site.h"
+#include "kernels/cuda/hot_rows.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/memory_span.h"
@@ -31,6 +33,7 @@
 #include "kernels/cuda/rope.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/stage_arena.h"
+#include "kernels/cuda/weight_tiles.h"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -49,6 +52,7 @@ enum class Scratch : uint8_t {
   kSharedUp,
   kShared,
   kExperts,  // folded experts: rows on their way through the layer
+  kTiles,    // a folded product's input: codes, then scales
   kScores,   // indexer
   kBlockScores,
   kIndex,  // of index_select_sm90, kept zeroed
@@ -61,6 +65,12 @@ constexpr int32_t kGraphsMax = 64;
 constexpr int64_t kCommandBytesMax = int64_t{2} << 20;
 constexpr int64_t kCopiesAlongMax = 64;                 // that a launch of products takes along
 constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
+
+// Hot rows of an Engram table; lookups of more cells (512 rows of the release) bring every row.
+constexpr int64_t kKeptBytes = int64_t{256} << 20;
+constexpr int64_t kKeptCellsMax = 512 * 24;
+constexpr int64_t kGatherRows = 1024;  // that a thread takes at a time
+constexpr int kGatherThreadsMax = 8;
 
 int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
 int64_t whole_vectors(int64_t columns) { return (columns + 15) / 16 * 16; }
@@ -83,6 +93,7 @@ class CudaOps final : public Ops {
 
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return *memory_; }
+  WeightFolds* folds() override { return &folds_; }
 
   Result<void> reserve(const StepBounds& bounds) override {
     const int64_t rows = bounds.rows;
@@ -90,21 +101,27 @@ class CudaOps final : public Ops {
     entries_ = bounds.entries;
     TRY(arena_.reserve(bounds.stage_bytes));
     bf16(Scratch::kQuantised, rows, whole_vectors(bounds.input_width));
+    bytes(Scratch::kTiles, input_tiles_bytes(rows, bounds.input_width));
     bytes(Scratch::kMix, hc_enter_workspace_bytes(rows, bounds.hidden));
-    bf16(Scratch::kGate, pairs + rows, whole_vectors(bounds.expert_width));
-    bf16(Scratch::kUp, pairs, whole_vectors(bounds.expert_width));
-    bf16(Scratch::kSharedGate, rows, whole_vectors(bounds.expert_width));
-    bf16(Scratch::kSharedUp, rows, whole_vectors(bounds.expert_width));
-    bf16(Scratch::kPairs, pairs + rows, bounds.hidden);
-    bf16(Scratch::kShared, rows, bounds.hidden);
     for (const MoeWeights& weights : bounds.moe) {
-      expert_table(weights);
       const auto experts = static_cast<int32_t>(weights.experts.size());
+      bytes(Scratch::kRouter,
+            route_workspace_bytes(rows, bounds.hidden, std::max(experts, bounds.routed_experts)));
+      if (experts > 0 && weights.experts[0].w1.folded) {
+        bytes(Scratch::kExperts,
+              expert_workspace_bytes(FoldStore::shape_of(weights, bounds.experts_per_token), rows));
+        continue;
+      }
+      bf16(Scratch::kGate, pairs + rows, whole_vectors(bounds.expert_width));
+      bf16(Scratch::kUp, pairs, whole_vectors(bounds.expert_width));
+      bf16(Scratch::kSharedGate, rows, whole_vectors(bounds.expert_width));
+      bf16(Scratch::kSharedUp, rows, whole_vectors(bounds.expert_width));
+      bf16(Scratch::kPairs, pairs + rows, bounds.hidden);
+      bf16(Scratch::kShared, rows, bounds.hidden);
+      expert_table(weights);
       plan_of(pairs, experts, 8);
-      bytes(Scratch::kRouter, route_workspace_bytes(rows, bounds.hidden, experts));
-      TRY(experts_.add(stream_, *memory_, weights, bounds.experts_per_token));
     }
-    bytes(Scratch::kExperts, experts_.workspace_bytes(rows));
+    for (const EngramTable& table : bounds.tables) TRY(keep_rows(table));
     if (failure_) return *failure_;
     return {};
   }
@@ -151,9 +168,16 @@ class CudaOps final : public Ops {
     if (x.rows == 0) return;
     Rows<const Bf16> exact;
     Rows<const Bf16> quantised;
+    InputTiles tiles;
     for (const Product& product : products) {
       CHECK((product.y.data != nullptr) != (product.y_f32.data != nullptr));
       CHECK(product.weight.in == x.cols);
+      if (product.weight.folded) {
+        CHECK(product.quantise_input);
+        if (tiles.codes == nullptr) tiles = input_tiles(x);
+        multiply_folded(tiles, product);
+        continue;
+      }
       RowProduct one{.weight = product.weight, .y = product.y, .y_f32 = product.y_f32};
       one.quantise = product.quantise_input && quantises_in_place(x) && takes_strips(one);
       Rows<const Bf16>& input = product.quantise_input && !one.quantise ? quantised : exact;
@@ -166,7 +190,7 @@ class CudaOps final : public Ops {
 
   void grouped_linear(Rows<const Bf16> x, const WeightView& weight, int32_t groups,
                       Rows<Bf16> y) override {
-    CHECK(x.cols == groups * weight.in && weight.out % groups == 0);
+    CHECK(x.cols == groups * weight.in && weight.out % groups == 0 && !weight.folded);
     if (x.rows == 0) return;
     add_product({.x = packed(x, false), .weight = weight, .groups = groups, .y = y});
     flush_products();
@@ -362,13 +386,15 @@ class CudaOps final : public Ops {
   void moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
            Rows<const float> expert_weights, Rows<Bf16> y) override {
     if (x.rows == 0) return;
-    if (const ExpertStore::Layer* layer = experts_.find(weights)) {
-      CHECK(layer->shape.top_k == experts.cols && is_packed_input(x) && is_packed_input(y));
+    if (weights.experts[0].w1.folded) {
+      const ExpertShape shape = FoldStore::shape_of(weights, static_cast<int32_t>(experts.cols));
+      CHECK(is_packed_input(x) && is_packed_input(y));
       CHECK(experts.stride == experts.cols && expert_weights.stride == experts.cols);
-      enqueue_first(run_experts, layer->shape, layer->tiles, x, experts.data, expert_weights.data,
-                    static_cast<uint8_t*>(
-                        bytes(Scratch::kExperts, expert_workspace_bytes(layer->shape, x.rows))),
-                    y);
+      enqueue_first(
+          run_experts, shape, FoldStore::tiles_of(weights, shape), x, experts.data,
+          expert_weights.data,
+          static_cast<uint8_t*>(bytes(Scratch::kExperts, expert_workspace_bytes(shape, x.rows))),
+          y);
       return;
     }
     if (fuses_ && few_experts_support(x, weights)) {
@@ -400,6 +426,11 @@ class CudaOps final : public Ops {
     if (ids.rows == 0) return;
     const int64_t cells = ids.rows * ids.cols;
     const int64_t blocks = (table.width + 31) / 32;
+    if (const auto kept = kept_rows_.find(table.codes);
+        kept != kept_rows_.end() && cells <= kKeptCellsMax) {
+      lookup_kept(kept->second, table, ids, e);
+      return;
+    }
     // One place for all, since what is taken must be written before the next is.
     const int64_t codes_at = whole_sectors(cells * int64_t{sizeof(int64_t)});
     const int64_t scale_at = codes_at + whole_sectors(cells * table.width);
@@ -408,14 +439,13 @@ class CudaOps final : public Ops {
     if (place.host == nullptr) return;
     auto* number = reinterpret_cast<int64_t*>(place.host);
     for (int64_t cell = 0; cell < cells; ++cell) {
-      const int64_t id = ids.row(cell / ids.cols)[cell % ids.cols];
-      number[cell] = table.on_host ? cell : id;
-      if (!table.on_host) continue;
-      // The rows themselves are gathered here, in order.
-      std::memcpy(place.host + codes_at + cell * table.width, table.codes + id * table.width,
-                  static_cast<size_t>(table.width));
-      std::memcpy(place.host + scale_at + cell * blocks, table.scale + id * blocks,
-                  static_cast<size_t>(blocks));
+      number[cell] = table.on_host ? cell : ids.row(cell / ids.cols)[cell % ids.cols];
+    }
+    if (table.on_host) {
+      // The rows themselves, in order.
+      CHECK(ids.stride == ids.cols);
+      gather_rows(table, {ids.data, static_cast<size_t>(cells)}, place.host + codes_at,
+                  place.host + scale_at);
     }
     const auto* on_device = reinterpret_cast<const uint8_t*>(place.device);
     const uint8_t* codes = table.on_host ? on_device + codes_at : table.codes;
@@ -451,6 +481,7 @@ class CudaOps final : public Ops {
         stream_(stream),
         memory_(make_device_memory(stream, [this] { flush(); })),
         arena_(*memory_, stream),
+        folds_(*memory_, stream),
         commands_(kCommandBytesMax),
         graphs_(kGraphsMax) {
     held_copies_.reserve(kCopiesAlongMax);
@@ -588,6 +619,44 @@ class CudaOps final : public Ops {
     append(launch_few_rows, set);
   }
 
+  // An input in Q8 as folded products read it; rows up to a multiple of 8.
+  struct InputTiles {
+    uint8_t* codes = nullptr;
+    float* scale = nullptr;
+    int64_t places = 0;
+  };
+  static int64_t input_tiles_bytes(int64_t rows, int64_t columns) {
+    return (rows + 7) / 8 * 8 * tiled_chunks(columns) * (kChunk + int64_t{sizeof(float)});
+  }
+  InputTiles input_tiles(Rows<const Bf16> x) {
+    CHECK(is_packed_input(x));
+    InputTiles tiles;
+    tiles.places = (x.rows + 7) / 8 * 8;
+    tiles.codes = static_cast<uint8_t*>(bytes(Scratch::kTiles, input_tiles_bytes(x.rows, x.cols)));
+    // A multiple of 1,024 bytes further.
+    tiles.scale =
+        reinterpret_cast<float*>(tiles.codes + tiles.places * tiled_chunks(x.cols) * kChunk);
+    enqueue_first(quantise_rows, x, tiles.places, tiles.codes, tiles.scale);
+    return tiles;
+  }
+  void multiply_folded(const InputTiles& tiles, const Product& product) {
+    const bool f32 = product.y_f32.data != nullptr;
+    ProductArguments args{};
+    args.weights = static_cast<const uint8_t*>(product.weight.data);
+    args.x = tiles.codes;
+    args.x_scale = tiles.scale;
+    args.x_rows = tiles.places;
+    args.rows = static_cast<int32_t>(f32 ? product.y_f32.rows : product.y.rows);
+    args.experts = 1;
+    args.chunks = static_cast<int32_t>(tiled_chunks(product.weight.in));
+    args.groups = 1;
+    args.slots = static_cast<int32_t>(tiled_slots(product.weight.out));
+    args.outputs = static_cast<int32_t>(product.weight.out);
+    args.y = f32 ? static_cast<void*>(product.y_f32.data) : static_cast<void*>(product.y.data);
+    args.y_stride = f32 ? product.y_f32.stride : product.y.stride;
+    enqueue_first(dense_product, f32 ? ResultForm::kF32 : ResultForm::kBf16, args);
+  }
+
   void dense(Rows<const Bf16> x, const WeightView& weight, Rows<Bf16> y) {
     add_product({.x = x, .weight = weight, .y = y});
   }
@@ -612,6 +681,91 @@ class CudaOps final : public Ops {
     held_.parts = {few.out.slice(0, pairs), static_cast<int32_t>(experts.cols),
                    few.out.slice(pairs, x.rows)};
     held_.y = y;
+  }
+
+  // Rows of a table that stays in host memory, where the device has them.
+  struct KeptRows {
+    explicit KeptRows(int64_t places) : policy(places) {}
+    HotRows policy;
+    MemoryBlock codes;
+    MemoryBlock scale;
+    std::vector<EngramCell> cells;  // of a call
+    std::vector<int64_t> brought;   // the rows that it brings
+  };
+
+  Result<void> keep_rows(const EngramTable& table) {
+    if (!table.on_host || table.width % 32 != 0) return {};
+    // Another table may lie where one was that is gone.
+    flush();
+    cudaStreamSynchronize(stream_);
+    kept_rows_.erase(table.codes);
+    const int64_t row_bytes = table.width + table.width / 32;
+    KeptRows kept(kKeptBytes / row_bytes);
+    const int64_t places = kept.policy.places();
+    kept.codes = TRY(MemoryBlock::create(*memory_, places * table.width, "Engram's hot rows"));
+    kept.scale = TRY(MemoryBlock::create(*memory_, places * (table.width / 32), "their scales"));
+    kept.cells.reserve(kKeptCellsMax);
+    kept.brought.reserve(kKeptCellsMax);
+    kept_rows_.emplace(table.codes, std::move(kept));
+    return {};
+  }
+
+  // Rows of a table in host memory, one after the other. A step of 16k rows asks for 390,000 of
+  // them, each a miss of every cache: then several threads wait for memory instead of one.
+  void gather_rows(const EngramTable& table, std::span<const int64_t> rows, std::byte* codes,
+                   std::byte* scale) {
+    const int64_t blocks = (table.width + 31) / 32;
+    const auto gather = [&](int64_t begin, int64_t end) {
+      for (int64_t at = begin; at < end; ++at) {
+        const int64_t row = rows[static_cast<size_t>(at)];
+        std::memcpy(codes + at * table.width, table.codes + row * table.width,
+                    static_cast<size_t>(table.width));
+        std::memcpy(scale + at * blocks, table.scale + row * blocks, static_cast<size_t>(blocks));
+      }
+    };
+    const auto count = std::ssize(rows);
+    if (count <= kKeptCellsMax) return gather(0, count);
+    gather_pool_.run((count + kGatherRows - 1) / kGatherRows, [&](int64_t part, int /*thread*/) {
+      gather(part * kGatherRows, std::min(count, (part + 1) * kGatherRows));
+    });
+  }
+
+  // The room of what is brought has one of three sizes, so that a step's graph serves the next.
+  static int64_t brought_room(int64_t cells, int64_t brought) {
+    for (const int64_t part : {8, 2}) {
+      if (brought * part <= cells) return (cells + part - 1) / part;
+    }
+    return cells;
+  }
+
+  void lookup_kept(KeptRows& kept, const EngramTable& table, Rows<const int64_t> ids,
+                   Rows<Bf16> e) {
+    kept.policy.begin_call();
+    kept.cells.clear();
+    kept.brought.clear();
+    for (int64_t row = 0; row < ids.rows; ++row) {
+      for (int64_t column = 0; column < ids.cols; ++column) {
+        const int64_t id = ids.row(row)[column];
+        const HotRows::Found found = kept.policy.find(id);
+        if (found.staged == std::ssize(kept.brought)) kept.brought.push_back(id);
+        kept.cells.push_back({found.place, found.staged});
+      }
+    }
+    const auto cells = std::ssize(kept.cells);
+    const int64_t blocks = table.width / 32;
+    const int64_t room = brought_room(cells, std::ssize(kept.brought));
+    const int64_t codes_at = whole_sectors(cells * int64_t{sizeof(EngramCell)});
+    const int64_t scale_at = codes_at + whole_sectors(room * table.width);
+    const StageArena::Place place = arena_.take(scale_at + room * blocks);
+    if (place.host == nullptr) return;
+    std::memcpy(place.host, kept.cells.data(), static_cast<size_t>(cells) * sizeof(EngramCell));
+    gather_rows(table, kept.brought, place.host + codes_at, place.host + scale_at);
+    auto* on_device = reinterpret_cast<uint8_t*>(place.device);
+    enqueue_first(engram_lookup_kept,
+                  EngramRows{reinterpret_cast<uint8_t*>(kept.codes.data()),
+                             reinterpret_cast<uint8_t*>(kept.scale.data())},
+                  EngramRows{on_device + codes_at, on_device + scale_at}, table.width,
+                  reinterpret_cast<const EngramCell*>(on_device), e);
   }
 
   const ExpertTable& expert_table(const MoeWeights& weights) {
@@ -691,8 +845,10 @@ class CudaOps final : public Ops {
   Stream stream_;
   std::unique_ptr<Memory> memory_;
   StageArena arena_;
-  ExpertStore experts_;
+  FoldStore folds_;
   std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> scratch_;
+  ThreadPool gather_pool_{std::min(kGatherThreadsMax, usable_cpu_count())};
+  std::map<const uint8_t*, KeptRows> kept_rows_;               // by a table's codes
   std::map<const ExpertWeights*, ExpertTable> expert_tables_;  // by a layer's first expert
   CommandList commands_;
   GraphCache graphs_;

@@ -51,6 +51,37 @@ __global__ void __launch_bounds__(kLookupThreads)
   store8<kWhole>(row_of(e, row) + column * width, vector, width, narrow8(value));
 }
 
+// As above, of whole vectors. A row that is brought and kept is written by the one cell that has
+// both numbers; no other cell of the call reads that place (hot_rows.h).
+__global__ void __launch_bounds__(kLookupThreads)
+    lookup_kept_kernel(EngramRows kept, EngramRows staged, int64_t width,
+                       const EngramCell* __restrict__ cells, Rows<Bf16> e) {
+  await_earlier();
+  const int64_t vectors = width / 8;
+  const int64_t columns = e.cols / width;
+  const int64_t item = int64_t{blockIdx.x} * kLookupThreads + threadIdx.x;
+  const int64_t cell = item / vectors;
+  if (cell >= e.rows * columns) return;
+  const int64_t vector = item % vectors;
+  const int64_t blocks = (width + 31) / 32;
+  const EngramCell at = cells[cell];
+  const EngramRows& from = at.staged >= 0 ? staged : kept;
+  const int64_t row = at.staged >= 0 ? at.staged : at.place;
+  const uint2 raw = *reinterpret_cast<const uint2*>(from.codes + row * width + vector * 8);
+  const uint8_t scale = from.scale[row * blocks + vector / 4];
+  const float factor = e8m0_value(scale);
+  const uint32_t word[2] = {raw.x, raw.y};
+  Float8 value;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    value.v[i] = e4m3_value(static_cast<uint8_t>(word[i / 4] >> (8 * (i % 4)))) * factor;
+  }
+  store8<true>(row_of(e, cell / columns) + cell % columns * width, vector, width, narrow8(value));
+  if (at.staged < 0 || at.place < 0) return;
+  *reinterpret_cast<uint2*>(kept.codes + at.place * width + vector * 8) = raw;
+  if (vector % 4 == 0) kept.scale[at.place * blocks + vector / 4] = scale;
+}
+
 constexpr int kVectors = 2;
 
 template <bool kWhole>
@@ -123,6 +154,15 @@ void engram_lookup(Stream stream, const uint8_t* codes, const uint8_t* scale, in
     launch_kernel(lookup_kernel<false>, {grid, kLookupThreads}, stream, codes, scale, width, ids,
                   e);
   }
+}
+
+void engram_lookup_kept(Stream stream, const EngramRows& kept, const EngramRows& staged,
+                        int64_t width, const EngramCell* cells, Rows<Bf16> e) {
+  CHECK(width % 8 == 0 && e.cols % width == 0 && is_whole(e));
+  if (e.rows == 0) return;
+  const int64_t items = e.rows * (e.cols / 8);
+  const auto grid = static_cast<unsigned>(divide_up(items, kLookupThreads));
+  launch_kernel(lookup_kept_kernel, {grid, kLookupThreads}, stream, kept, staged, width, cells, e);
 }
 
 void engram_write(Stream stream, Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,

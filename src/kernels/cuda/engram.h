@@ -14,6 +14,19 @@ constexpr int64_t kEngramHiddenMax = 8192;
 void engram_lookup(Stream stream, const uint8_t* codes, const uint8_t* scale, int64_t width,
                    Rows<const int64_t> ids, Rows<Bf16> e);
 
+// Rows of a table that lie in `kept` or are brought in `staged`, in the order of e's cells: cell
+// (r, column) is cells[r * columns + column]. What is brought with a place is kept there.
+struct EngramRows {
+  uint8_t* codes = nullptr;
+  uint8_t* scale = nullptr;
+};
+struct EngramCell {
+  int32_t place = -1;
+  int32_t staged = -1;
+};
+void engram_lookup_kept(Stream stream, const EngramRows& kept, const EngramRows& staged,
+                        int64_t width, const EngramCell* cells, Rows<Bf16> e);
+
 // kv [R, 5 hidden]: four keys, then the value. alive [R] (device): 0 leaves a row untouched.
 // gate [R, 4] may be empty.
 void engram_write(Stream stream, Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,

@@ -136,8 +136,9 @@ ExpertTiles place_expert_tiles(const ExpertShape& shape, uint8_t* memory) {
   return carve_tiles(shape, carver);
 }
 
-void fold_expert(Stream stream, const ExpertShape& shape, const RawWeight& w1, const RawWeight& w3,
-                 const RawWeight& w2, int32_t expert, const ExpertTiles& tiles, int32_t* misfits) {
+void fold_expert_tiles(Stream stream, const ExpertShape& shape, const RawWeight& w1,
+                       const RawWeight& w3, const RawWeight& w2, int32_t expert,
+                       const ExpertTiles& tiles, int32_t* misfits) {
   const FoldShape up = shape.gate_up();
   const FoldShape down = shape.down();
   fold_fp4(stream, w1, w3, up, tiles.gate_up + expert * folded_fp4_bytes(up),
@@ -147,9 +148,10 @@ void fold_expert(Stream stream, const ExpertShape& shape, const RawWeight& w1, c
 }
 
 void fold_shared_expert(Stream stream, const ExpertShape& shape, const RawWeight& w1,
-                        const RawWeight& w3, const RawWeight& w2, const ExpertTiles& tiles) {
-  fold_fp8(stream, w1, w3, shape.gate_up(), tiles.shared_gate_up, nullptr);
-  fold_fp8(stream, w2, {}, shape.down(), tiles.shared_down, nullptr);
+                        const RawWeight& w3, const RawWeight& w2, const ExpertTiles& tiles,
+                        const FoldCounters& counters) {
+  fold_fp8(stream, w1, w3, shape.gate_up(), tiles.shared_gate_up, counters);
+  fold_fp8(stream, w2, {}, shape.down(), tiles.shared_down, counters);
 }
 
 int64_t expert_workspace_bytes(const ExpertShape& shape, int64_t rows) {

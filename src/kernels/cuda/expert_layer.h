@@ -39,10 +39,12 @@ int64_t expert_tiles_bytes(const ExpertShape& shape);
 ExpertTiles place_expert_tiles(const ExpertShape& shape, uint8_t* memory);
 
 // Folds one expert (raw weights in device memory) into its place. *misfits as in fold_fp4.
-void fold_expert(Stream stream, const ExpertShape& shape, const RawWeight& w1, const RawWeight& w3,
-                 const RawWeight& w2, int32_t expert, const ExpertTiles& tiles, int32_t* misfits);
+void fold_expert_tiles(Stream stream, const ExpertShape& shape, const RawWeight& w1,
+                       const RawWeight& w3, const RawWeight& w2, int32_t expert,
+                       const ExpertTiles& tiles, int32_t* misfits);
 void fold_shared_expert(Stream stream, const ExpertShape& shape, const RawWeight& w1,
-                        const RawWeight& w3, const RawWeight& w2, const ExpertTiles& tiles);
+                        const RawWeight& w3, const RawWeight& w2, const ExpertTiles& tiles,
+                        const FoldCounters& counters);
 
 // Working memory for up to `rows` rows.
 int64_t expert_workspace_bytes(const ExpertShape& shape, int64_t rows);

@@ -95,8 +95,7 @@ __device__ __forceinline__ float decode_e4m3(uint8_t code) {
 
 // 8 lanes fold one slot's chunk, 16 codes each.
 __global__ void __launch_bounds__(kThreads)
-    fold_fp8_kernel(FoldArguments args, int64_t slots, uint8_t* __restrict__ tiles,
-                    int32_t* __restrict__ moved) {
+    fold_fp8_kernel(FoldArguments args, int64_t slots, uint8_t* __restrict__ tiles) {
   await_earlier();
   const int64_t item = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 8;
   const int32_t lane = threadIdx.x & 7;
@@ -116,7 +115,6 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   uint32_t words[4] = {0, 0, 0, 0};
-  int32_t rounded = 0;
   if (real && begin < args.in) {
     const uint8_t* codes = args.part[source.part].codes + source.row * args.in + begin;
     const int32_t gap = largest - scale[begin / 32];
@@ -125,7 +123,6 @@ __global__ void __launch_bounds__(kThreads)
       if (gap > 0) {
         const float value = ldexpf(decode_e4m3(code), -gap);
         code = __nv_cvt_float_to_fp8(value, __NV_SATFINITE, __NV_E4M3);
-        rounded += decode_e4m3(code) != value ? 1 : 0;
       }
       words[i / 4] |= static_cast<uint32_t>(code) << (8 * (i % 4));
     }
@@ -140,7 +137,41 @@ __global__ void __launch_bounds__(kThreads)
     *reinterpret_cast<float*>(out + fp8_scales_at(strip) + inside / 8 * 4) =
         real ? scale_value(largest - 127) : 0.0F;
   }
-  if (moved != nullptr && rounded > 0) atomicAdd(moved, rounded);
+}
+
+// A warp looks at one tile of 32 x 128, a row a lane.
+__global__ void __launch_bounds__(kThreads)
+    count_fp8_kernel(RawWeight weight, int64_t rows, int64_t in, int64_t tiles,
+                     FoldCounters counters) {
+  await_earlier();
+  const int64_t tile = (static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x) / 32;
+  if (tile >= tiles) return;
+  const int64_t chunks = (in + kChunk - 1) / kChunk;
+  const int64_t row = tile / chunks * 32 + (threadIdx.x & 31);
+  const int64_t begin = tile % chunks * kChunk;
+  const int64_t blocks = (in + 31) / 32;
+  Fp8RowFold fold;
+  if (row < rows) {
+    fold =
+        fold_fp8_row(weight.codes + row * in + begin, weight.scale + row / 32 * blocks + begin / 32,
+                     static_cast<int32_t>(min(in - begin, static_cast<int64_t>(kChunk))));
+  }
+  const uint32_t largest = __reduce_max_sync(0xffffffffU, fold.largest);
+  const int32_t rounded = __reduce_add_sync(0xffffffffU, fold.rounded);
+  if ((threadIdx.x & 31) != 0 || rounded == 0) return;
+  if (largest < kFp8TileLargest) {
+    atomicAdd(counters.misfits, 1);
+  } else {
+    atomicAdd(counters.rounded, rounded);
+  }
+}
+
+void count_fp8(Stream stream, const RawWeight& weight, const FoldShape& shape,
+               const FoldCounters& counters) {
+  const int64_t tiles = (shape.rows + 31) / 32 * shape.chunks();
+  const auto grid = static_cast<uint32_t>((tiles * 32 + kThreads - 1) / kThreads);
+  launch_kernel(count_fp8_kernel, {grid, kThreads}, stream, weight, shape.rows, shape.in, tiles,
+                counters);
 }
 
 FoldArguments arguments(const RawWeight& first, const RawWeight& second, const FoldShape& shape) {
@@ -168,11 +199,13 @@ void fold_fp4(Stream stream, const RawWeight& first, const RawWeight& second,
 }
 
 void fold_fp8(Stream stream, const RawWeight& first, const RawWeight& second,
-              const FoldShape& shape, uint8_t* tiles, int32_t* moved) {
+              const FoldShape& shape, uint8_t* tiles, const FoldCounters& counters) {
   const int64_t slots = shape.slots();
   const auto grid = static_cast<uint32_t>((slots * shape.chunks() * 8 + kThreads - 1) / kThreads);
   launch_kernel(fold_fp8_kernel, {grid, kThreads}, stream, arguments(first, second, shape), slots,
-                tiles, moved);
+                tiles);
+  count_fp8(stream, first, shape, counters);
+  if (shape.paired) count_fp8(stream, second, shape, counters);
 }
 
 }  // namespace galley::kernels::cuda

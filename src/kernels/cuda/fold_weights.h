@@ -32,8 +32,14 @@ int64_t folded_fp8_bytes(const FoldShape& shape);
 void fold_fp4(Stream stream, const RawWeight& first, const RawWeight& second,
               const FoldShape& shape, uint8_t* tiles, float* row_scale, int32_t* misfits);
 
-// tiles: folded_fp8_bytes. *moved (device, may be null) grows by the codes that rounded.
+// Device counters of fp8 folds.
+struct FoldCounters {
+  int32_t* misfits = nullptr;  // tiles of 32 x 128 whose values would move too far
+  int32_t* rounded = nullptr;  // codes that moved, of the others
+};
+
+// tiles: folded_fp8_bytes. As above, with any misfit the tiles are not the matrix.
 void fold_fp8(Stream stream, const RawWeight& first, const RawWeight& second,
-              const FoldShape& shape, uint8_t* tiles, int32_t* moved);
+              const FoldShape& shape, uint8_t* tiles, const FoldCounters& counters);
 
 }  // namespace galley::kernels::cuda

@@ -1,5 +1,5 @@
-// Rows of attention and indexer at the released widths, alone and in company: the same bits
-// whatever rows share the call, and choices that are the best by their own scores.
+// Rows of products, attention and indexer at the released widths, alone and in company: the same
+// bits whatever rows share the call, and choices that are the best by their own scores.
 //
 // How many rows there are decides how the kernels share out their work, which
 // released_shape_test does not vary. Skipped without a usable device.
@@ -60,6 +60,31 @@ class CudaReleasedRows : public testing::Test {
   std::unique_ptr<Ops> device_;
   std::unique_ptr<Ops> ops_;
 };
+
+// Folded projections take other kernels from 9, 33 and 257 rows on.
+TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
+  Random random(80);
+  constexpr int64_t kRows = 300;
+  constexpr int64_t kIn = 5120;
+  const std::vector<Bf16> x = random.bf16(kRows * kIn);
+  for (const int64_t out : {512, 1280}) {
+    const StoredWeight weight(random, WeightFormat::kFp8Tile32, out, kIn);
+    const auto run = [&](int64_t begin, int64_t count) {
+      std::vector<Bf16> y(static_cast<size_t>(count * out));
+      const Product product{weight.view(), true, as_rows(y, count), {}};
+      ops_->linear(as_rows(x, kRows).slice(begin, count), {&product, 1});
+      return bytes_of(y);
+    };
+    const std::vector<uint8_t> all = run(0, kRows);
+    const int64_t row_bytes = std::ssize(all) / kRows;
+    for (const int64_t count : {1, 8, 9, 32, 33, 65, 256, 257}) {
+      const int64_t begin = (kRows - count) / 3;
+      const std::vector<uint8_t> part = run(begin, count);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
+          << out << " outputs, " << count << " rows from " << begin;
+    }
+  }
+}
 
 TEST_F(CudaReleasedRows, AttentionDoesNotSeeOtherRows) {
   Random random(81);

@@ -7,6 +7,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstring>
 #include <memory>
 #include <numeric>
 #include <vector>
@@ -193,6 +194,66 @@ TEST_F(CudaReleasedShape, HyperConnections) {
     std::copy(streams.begin(), streams.end(), out.data);
     ops.hc_leave(as_rows(std::as_const(x), kRows), as_rows(std::as_const(post), kRows),
                  as_rows(std::as_const(comb), kRows), 4, out);
+  });
+}
+
+// Rows of a large table in the order a step asks for them, mostly the same ones: the device keeps
+// them, and every call gives the bits of the table.
+TEST_F(CudaReleasedShape, EngramHotRows) {
+  Random random(75);
+  constexpr int64_t kTableRows = 50'000;
+  constexpr int64_t kWidth = 256;
+  constexpr int64_t kColumns = 24;
+  std::vector<uint8_t> codes(kTableRows * kWidth);
+  std::vector<uint8_t> scale(kTableRows * kWidth / 32);
+  for (uint8_t& code : codes) code = static_cast<uint8_t>(random.below(256) & 0xFE);
+  for (uint8_t& one : scale) one = static_cast<uint8_t>(120 + random.below(8));
+  const EngramTable table{.codes = codes.data(), .scale = scale.data(), .width = kWidth};
+  StepBounds bounds;
+  bounds.tables = {&table, 1};
+  ASSERT_TRUE(device_->reserve(bounds));
+  Memory& memory = device_->memory();
+  for (const int64_t rows : {1, 3, 64, 512, 64, 1, 600, 64}) {
+    std::vector<int64_t> ids(static_cast<size_t>(rows * kColumns));
+    for (int64_t& id : ids) id = random.below(random.below(3) == 0 ? kTableRows : 500);
+    std::vector<Bf16> theirs(ids.size() * kWidth);
+    plain_->engram_lookup(table, as_rows(std::as_const(ids), rows), as_rows(theirs, rows));
+    const auto bytes = static_cast<int64_t>(theirs.size() * sizeof(Bf16));
+    const MemoryBlock e = MemoryBlock::create(memory, bytes, "a test").value();
+    // Twice: the second one finds all of them, where they are kept.
+    for (int run = 0; run < 2; ++run) {
+      device_->begin_step();
+      device_->engram_lookup(
+          table, as_rows(std::as_const(ids), rows),
+          Rows<Bf16>(reinterpret_cast<Bf16*>(e.data()), rows, kColumns * kWidth));
+      ASSERT_TRUE(device_->finish());
+      std::vector<Bf16> ours(theirs.size());
+      memory.read(ours.data(), e.data(), bytes);
+      EXPECT_EQ(std::memcmp(ours.data(), theirs.data(), static_cast<size_t>(bytes)), 0)
+          << rows << " rows, run " << run;
+    }
+  }
+}
+
+// A matrix whose tiles do not fold is multiplied as it is stored.
+TEST_F(CudaReleasedShape, ProjectionsThatDoNotFold) {
+  Random random(76);
+  const StoredWeight stored(random, WeightFormat::kFp8Tile32, 512, kHidden);
+  WeightView hollow = stored.view();
+  // One block of zeros under a scale far above the others.
+  std::vector<uint8_t> codes(static_cast<const uint8_t*>(hollow.data),
+                             static_cast<const uint8_t*>(hollow.data) + hollow.data_bytes());
+  std::vector<uint8_t> scale(hollow.scale, hollow.scale + hollow.scale_bytes());
+  for (int64_t row = 0; row < 32; ++row) {
+    std::fill_n(codes.begin() + row * kHidden, 32, uint8_t{0});
+  }
+  scale[0] = static_cast<uint8_t>(scale[1] + 18);
+  hollow.data = codes.data();
+  hollow.scale = scale.data();
+  const std::vector<Bf16> x = random.bf16(3 * kHidden);
+  expect_same("wkv that does not fold", 3, 512, 0.001, [&](Ops& ops, Rows<Bf16> y) {
+    const Product one{hollow, true, y, {}};
+    ops.linear(as_rows(x, 3), {&one, 1});
   });
 }
 

@@ -90,6 +90,47 @@ GALLEY_HOST_DEVICE inline uint32_t fold_fp4_word(const uint8_t* block, int32_t t
   return word;
 }
 
+// The fp8 fold of one tile of 32 rows x 128, whose four scales become the largest of them: codes
+// move `gap` octaves down. Row by row, so that a warp does a tile.
+//
+// A code is a multiple of 2^-9 times its scale; what lands below the normal numbers must stay a
+// multiple of 2^-9 times the base, or it rounds, by at most half of that. The tile keeps its values
+// while this is at most 2^-17.8 of its largest one, which is then 224 or more of the base: every
+// tile whose scale was chosen for its largest value. Others do not fit.
+constexpr uint32_t kFp8TileLargest = 224U << 9;
+
+// Magnitude of a code in units of 2^-9.
+GALLEY_HOST_DEVICE inline uint32_t e4m3_units(uint32_t code) {
+  const uint32_t exponent = (code >> 3) & 15;
+  const uint32_t mantissa = code & 7;
+  return exponent == 0 ? mantissa : (8 + mantissa) << (exponent - 1);
+}
+GALLEY_HOST_DEVICE inline bool rounds_when_moved(uint32_t code, int32_t gap) {
+  const auto exponent = static_cast<int32_t>((code >> 3) & 15);
+  if (gap <= 0 || exponent - gap >= 1) return false;
+  const uint32_t units = e4m3_units(code);
+  return units != 0 && (gap > 17 || (units & ((1U << gap) - 1)) != 0);
+}
+
+struct Fp8RowFold {
+  uint32_t largest = 0;  // in units of 2^-9 times the base, rounded down
+  int32_t rounded = 0;
+};
+// `count` codes (at most 128) of a row, and the scales of its tile.
+GALLEY_HOST_DEVICE inline Fp8RowFold fold_fp8_row(const uint8_t* codes, const uint8_t* scale,
+                                                  int32_t count) {
+  int32_t base = 0;
+  for (int32_t i = 0; i < count; i += 32) base = scale[i / 32] > base ? scale[i / 32] : base;
+  Fp8RowFold fold;
+  for (int32_t i = 0; i < count; ++i) {
+    const int32_t gap = base - scale[i / 32];
+    const uint32_t units = gap > 17 ? 0 : e4m3_units(codes[i]) >> gap;
+    fold.largest = units > fold.largest ? units : fold.largest;
+    fold.rounded += rounds_when_moved(codes[i], gap) ? 1 : 0;
+  }
+  return fold;
+}
+
 // Byte of an E2M1 magnitude code times 2^shift in E4M3: exact for shift in [-8, 6].
 GALLEY_HOST_DEVICE inline uint32_t folded_magnitude(int32_t code, int32_t shift) {
   if (code == 0) return 0;

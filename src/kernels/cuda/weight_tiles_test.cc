@@ -62,5 +62,43 @@ TEST(WeightTiles, SlotsAreAPermutation) {
   }
 }
 
+// The integer rule against arithmetic: a code rounds when its value over 2^gap is no E4M3 number.
+TEST(WeightTiles, Fp8CodesRoundWhereE4m3Ends) {
+  std::set<double> numbers;
+  for (uint32_t code = 0; code < 0x7f; ++code) numbers.insert(e4m3_value(code));
+  for (int32_t gap = 0; gap < 40; ++gap) {
+    for (uint32_t code = 0; code < 256; ++code) {
+      if ((code & 0x7f) == 0x7f) continue;
+      const double moved = std::ldexp(e4m3_value(code & 0x7f), -gap);
+      EXPECT_EQ(rounds_when_moved(code, gap), !numbers.contains(moved)) << code << " by " << gap;
+      EXPECT_EQ(std::ldexp(e4m3_units(code), -9), e4m3_value(code & 0x7f));
+    }
+  }
+}
+
+// A tile's row: its largest value in units of the base, and how many codes move.
+TEST(WeightTiles, Fp8RowsAreMeasuredInTheirBase) {
+  std::array<uint8_t, 128> codes{};
+  codes.fill(0x08);   // 2^-6
+  codes[5] = 0x76;    // 224, in the first block
+  codes[127] = 0x7e;  // 448, in the last one
+  const std::array<uint8_t, 4> even = {120, 120, 120, 120};
+  EXPECT_EQ(fold_fp8_row(codes.data(), even.data(), 128).rounded, 0);
+  EXPECT_EQ(fold_fp8_row(codes.data(), even.data(), 128).largest, 448U << 9);
+  // The last block four octaves below the first: 2^-10 and below is no E4M3 number.
+  const std::array<uint8_t, 4> steep = {120, 120, 120, 116};
+  EXPECT_EQ(fold_fp8_row(codes.data(), steep.data(), 128).rounded, 31);
+  EXPECT_EQ(fold_fp8_row(codes.data(), steep.data(), 128).largest, 224U << 9);
+  EXPECT_GE(fold_fp8_row(codes.data(), steep.data(), 128).largest, kFp8TileLargest);
+  // A block of small values under a large scale: what the others lose is not in proportion.
+  codes[5] = 0x08;
+  const std::array<uint8_t, 4> hollow = {127, 110, 110, 110};
+  EXPECT_LT(fold_fp8_row(codes.data(), hollow.data(), 128).largest, kFp8TileLargest);
+  EXPECT_EQ(fold_fp8_row(codes.data(), hollow.data(), 128).rounded, 96);
+  // Zeros never round.
+  codes.fill(0x80);
+  EXPECT_EQ(fold_fp8_row(codes.data(), hollow.data(), 128).rounded, 0);
+}
+
 }  // namespace
 }  // namespace galley::kernels::cuda
