@@ -33,12 +33,7 @@ class MirroredOps final : public HostOps {
     end();
   }
   void linear(Rows<const Bf16> x, std::span<const Product> products) override {
-    std::vector<Product> list;
-    for (const Product& one : products) {
-      const WeightView weight = one.quantise_input ? folded(one.weight) : in(one.weight);
-      list.push_back({weight, one.quantise_input, out(one.y), out(one.y_f32)});
-    }
-    device_->linear(in(x), list);
+    device_->linear(in(x), placed(products));
     end();
   }
   void grouped_linear(Rows<const Bf16> x, const WeightView& weight, int32_t groups,
@@ -53,11 +48,7 @@ class MirroredOps final : public HostOps {
   }
   void norm_linear(Rows<Bf16> x, const Bf16* weight, float eps,
                    std::span<const Product> products) override {
-    std::vector<Product> list;
-    for (const Product& one : products) {
-      list.push_back({in(one.weight), one.quantise_input, out(one.y), out(one.y_f32)});
-    }
-    device_->norm_linear(out(x), in(weight, x.cols * 2), eps, list);
+    device_->norm_linear(out(x), in(weight, x.cols * 2), eps, placed(products));
     end();
   }
   void hc_enter(Rows<const Bf16> streams, const HcWeights& weights, const HcOptions& options,
@@ -252,6 +243,14 @@ class MirroredOps final : public HostOps {
     view.data = in(static_cast<const uint8_t*>(view.data), view.data_bytes());
     view.scale = in(view.scale, view.scale_bytes());
     return view;
+  }
+  std::vector<Product> placed(std::span<const Product> products) {
+    std::vector<Product> list;
+    for (const Product& one : products) {
+      const WeightView weight = one.quantise_input ? folded(one.weight) : in(one.weight);
+      list.push_back({weight, one.quantise_input, out(one.y), out(one.y_f32)});
+    }
+    return list;
   }
   // Placed as a model's weights are: folded where the device wants that and nothing is lost.
   WeightView folded(const WeightView& weight) {

@@ -174,7 +174,7 @@ class Ops {
   virtual Memory& memory() = 0;
 
   // Weights in the kernels' own order, for who places them in memory(). Null: read as stored.
-  virtual WeightFolds* folds() { return nullptr; }
+  virtual WeightFolds* folds();
 
   // Steps within these bounds allocate nothing. Larger calls work, but may allocate.
   virtual Result<void> reserve(const StepBounds& bounds) = 0;
@@ -211,10 +211,7 @@ class Ops {
 
   // All products of RMS_w(x), where x is not needed any more: it may be that afterwards, or not.
   virtual void norm_linear(Rows<Bf16> x, const Bf16* weight, float eps,
-                           std::span<const Product> products) {
-    rms_norm(x, weight, eps, x);
-    linear(x, products);
-  }
+                           std::span<const Product> products);
 
   // --- hyper-connections (3) -----------------------------------------------
 

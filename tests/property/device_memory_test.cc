@@ -116,6 +116,10 @@ class FoldingOps : public DeviceOps {
     }
     inner().linear(x, list);
   }
+  void norm_linear(kernels::Rows<kernels::Bf16> x, const kernels::Bf16* weight, float eps,
+                   std::span<const kernels::Product> products) override {
+    Ops::norm_linear(x, weight, eps, products);
+  }
   void moe(kernels::Rows<const kernels::Bf16> x, const kernels::MoeWeights& weights,
            kernels::Rows<const int32_t> experts, kernels::Rows<const float> expert_weights,
            kernels::Rows<kernels::Bf16> y) override {

@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <cstring>
 #include <map>
 #include <optional>
 #include <string>
@@ -14,17 +13,16 @@
 #include <vector>
 
 #include "base/check.h"
-#include "base/thread_pool.h"
 #include "kernels/cuda/command_list.h"
 #include "kernels/cuda/compressor.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/engram.h"
+#include "kernels/cuda/engram_store.h"
 #include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/fold_store.h"
 #include "kernels/cuda/graph_cache.h"
 #include "kernels/cuda/hc_site.h"
-#include "kernels/cuda/hot_rows.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/memory_span.h"
@@ -66,13 +64,6 @@ constexpr int64_t kCommandBytesMax = int64_t{2} << 20;
 constexpr int64_t kCopiesAlongMax = 64;                 // that a launch of products takes along
 constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
 
-// Hot rows of an Engram table; lookups of more cells (512 rows of the release) bring every row.
-constexpr int64_t kKeptBytes = int64_t{256} << 20;
-constexpr int64_t kKeptCellsMax = 512 * 24;
-constexpr int64_t kGatherRows = 1024;  // that a thread takes at a time
-constexpr int kGatherThreadsMax = 8;
-
-int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
 int64_t whole_vectors(int64_t columns) { return (columns + 15) / 16 * 16; }
 
 class CudaOps final : public Ops {
@@ -121,7 +112,9 @@ class CudaOps final : public Ops {
       expert_table(weights);
       plan_of(pairs, experts, 8);
     }
-    for (const EngramTable& table : bounds.tables) TRY(keep_rows(table));
+    flush();  // another table may lie where one was that is gone
+    cudaStreamSynchronize(stream_);
+    for (const EngramTable& table : bounds.tables) TRY(engram_.keep(table));
     if (failure_) return *failure_;
     return {};
   }
@@ -424,35 +417,15 @@ class CudaOps final : public Ops {
 
   void engram_lookup(const EngramTable& table, Rows<const int64_t> ids, Rows<Bf16> e) override {
     if (ids.rows == 0) return;
-    const int64_t cells = ids.rows * ids.cols;
-    const int64_t blocks = (table.width + 31) / 32;
-    if (const auto kept = kept_rows_.find(table.codes);
-        kept != kept_rows_.end() && cells <= kKeptCellsMax) {
-      lookup_kept(kept->second, table, ids, e);
+    if (engram_.keeps(table, ids)) {
+      const EngramStore::Kept kept = engram_.bring(table, ids);
+      if (kept.cells == nullptr) return;
+      enqueue_first(engram_lookup_kept, kept.kept, kept.staged, table.width, kept.cells, e);
       return;
     }
-    // One place for all, since what is taken must be written before the next is.
-    const int64_t codes_at = whole_sectors(cells * int64_t{sizeof(int64_t)});
-    const int64_t scale_at = codes_at + whole_sectors(cells * table.width);
-    const StageArena::Place place =
-        arena_.take(table.on_host ? scale_at + cells * blocks : codes_at);
-    if (place.host == nullptr) return;
-    auto* number = reinterpret_cast<int64_t*>(place.host);
-    for (int64_t cell = 0; cell < cells; ++cell) {
-      number[cell] = table.on_host ? cell : ids.row(cell / ids.cols)[cell % ids.cols];
-    }
-    if (table.on_host) {
-      // The rows themselves, in order.
-      CHECK(ids.stride == ids.cols);
-      gather_rows(table, {ids.data, static_cast<size_t>(cells)}, place.host + codes_at,
-                  place.host + scale_at);
-    }
-    const auto* on_device = reinterpret_cast<const uint8_t*>(place.device);
-    const uint8_t* codes = table.on_host ? on_device + codes_at : table.codes;
-    const uint8_t* scale = table.on_host ? on_device + scale_at : table.scale;
-    const auto* numbers = reinterpret_cast<const int64_t*>(place.device);
-    enqueue_first(cuda::engram_lookup, codes, scale, table.width,
-                  Rows<const int64_t>(numbers, ids.rows, ids.cols), e);
+    const EngramStore::Gathered rows = engram_.gather(table, ids);
+    if (rows.ids.data == nullptr) return;
+    enqueue_first(cuda::engram_lookup, rows.codes, rows.scale, table.width, rows.ids, e);
   }
 
   void engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
@@ -482,6 +455,7 @@ class CudaOps final : public Ops {
         memory_(make_device_memory(stream, [this] { flush(); })),
         arena_(*memory_, stream),
         folds_(*memory_, stream),
+        engram_(*memory_, arena_),
         commands_(kCommandBytesMax),
         graphs_(kGraphsMax) {
     held_copies_.reserve(kCopiesAlongMax);
@@ -683,91 +657,6 @@ class CudaOps final : public Ops {
     held_.y = y;
   }
 
-  // Rows of a table that stays in host memory, where the device has them.
-  struct KeptRows {
-    explicit KeptRows(int64_t places) : policy(places) {}
-    HotRows policy;
-    MemoryBlock codes;
-    MemoryBlock scale;
-    std::vector<EngramCell> cells;  // of a call
-    std::vector<int64_t> brought;   // the rows that it brings
-  };
-
-  Result<void> keep_rows(const EngramTable& table) {
-    if (!table.on_host || table.width % 32 != 0) return {};
-    // Another table may lie where one was that is gone.
-    flush();
-    cudaStreamSynchronize(stream_);
-    kept_rows_.erase(table.codes);
-    const int64_t row_bytes = table.width + table.width / 32;
-    KeptRows kept(kKeptBytes / row_bytes);
-    const int64_t places = kept.policy.places();
-    kept.codes = TRY(MemoryBlock::create(*memory_, places * table.width, "Engram's hot rows"));
-    kept.scale = TRY(MemoryBlock::create(*memory_, places * (table.width / 32), "their scales"));
-    kept.cells.reserve(kKeptCellsMax);
-    kept.brought.reserve(kKeptCellsMax);
-    kept_rows_.emplace(table.codes, std::move(kept));
-    return {};
-  }
-
-  // Rows of a table in host memory, one after the other. A step of 16k rows asks for 390,000 of
-  // them, each a miss of every cache: then several threads wait for memory instead of one.
-  void gather_rows(const EngramTable& table, std::span<const int64_t> rows, std::byte* codes,
-                   std::byte* scale) {
-    const int64_t blocks = (table.width + 31) / 32;
-    const auto gather = [&](int64_t begin, int64_t end) {
-      for (int64_t at = begin; at < end; ++at) {
-        const int64_t row = rows[static_cast<size_t>(at)];
-        std::memcpy(codes + at * table.width, table.codes + row * table.width,
-                    static_cast<size_t>(table.width));
-        std::memcpy(scale + at * blocks, table.scale + row * blocks, static_cast<size_t>(blocks));
-      }
-    };
-    const auto count = std::ssize(rows);
-    if (count <= kKeptCellsMax) return gather(0, count);
-    gather_pool_.run((count + kGatherRows - 1) / kGatherRows, [&](int64_t part, int /*thread*/) {
-      gather(part * kGatherRows, std::min(count, (part + 1) * kGatherRows));
-    });
-  }
-
-  // The room of what is brought has one of three sizes, so that a step's graph serves the next.
-  static int64_t brought_room(int64_t cells, int64_t brought) {
-    for (const int64_t part : {8, 2}) {
-      if (brought * part <= cells) return (cells + part - 1) / part;
-    }
-    return cells;
-  }
-
-  void lookup_kept(KeptRows& kept, const EngramTable& table, Rows<const int64_t> ids,
-                   Rows<Bf16> e) {
-    kept.policy.begin_call();
-    kept.cells.clear();
-    kept.brought.clear();
-    for (int64_t row = 0; row < ids.rows; ++row) {
-      for (int64_t column = 0; column < ids.cols; ++column) {
-        const int64_t id = ids.row(row)[column];
-        const HotRows::Found found = kept.policy.find(id);
-        if (found.staged == std::ssize(kept.brought)) kept.brought.push_back(id);
-        kept.cells.push_back({found.place, found.staged});
-      }
-    }
-    const auto cells = std::ssize(kept.cells);
-    const int64_t blocks = table.width / 32;
-    const int64_t room = brought_room(cells, std::ssize(kept.brought));
-    const int64_t codes_at = whole_sectors(cells * int64_t{sizeof(EngramCell)});
-    const int64_t scale_at = codes_at + whole_sectors(room * table.width);
-    const StageArena::Place place = arena_.take(scale_at + room * blocks);
-    if (place.host == nullptr) return;
-    std::memcpy(place.host, kept.cells.data(), static_cast<size_t>(cells) * sizeof(EngramCell));
-    gather_rows(table, kept.brought, place.host + codes_at, place.host + scale_at);
-    auto* on_device = reinterpret_cast<uint8_t*>(place.device);
-    enqueue_first(engram_lookup_kept,
-                  EngramRows{reinterpret_cast<uint8_t*>(kept.codes.data()),
-                             reinterpret_cast<uint8_t*>(kept.scale.data())},
-                  EngramRows{on_device + codes_at, on_device + scale_at}, table.width,
-                  reinterpret_cast<const EngramCell*>(on_device), e);
-  }
-
   const ExpertTable& expert_table(const MoeWeights& weights) {
     ExpertTable& table = expert_tables_[weights.experts.data()];
     if (table.block.bytes() > 0) return table;
@@ -847,8 +736,7 @@ class CudaOps final : public Ops {
   StageArena arena_;
   FoldStore folds_;
   std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> scratch_;
-  ThreadPool gather_pool_{std::min(kGatherThreadsMax, usable_cpu_count())};
-  std::map<const uint8_t*, KeptRows> kept_rows_;               // by a table's codes
+  EngramStore engram_;
   std::map<const ExpertWeights*, ExpertTable> expert_tables_;  // by a layer's first expert
   CommandList commands_;
   GraphCache graphs_;

@@ -118,7 +118,8 @@ __global__ void __launch_bounds__(32 * kWarps)
 }
 
 bool is_narrow(const WeightView& weight, int64_t out, int64_t in) {
-  return !weight.folded && weight.out == out && weight.in == in && weight.format != WeightFormat::kF32;
+  return !weight.folded && weight.out == out && weight.in == in &&
+         weight.format != WeightFormat::kF32;
 }
 
 }  // namespace

@@ -128,7 +128,8 @@ bool is_packed_input(Rows<const Bf16> x) {
 }
 
 bool takes_strips(const RowProduct& p) {
-  return !p.weight.folded && p.weight.in % 16 == 0 && (p.groups == 1 || p.weight.out / p.groups % kTileOutputs == 0) &&
+  return !p.weight.folded && p.weight.in % 16 == 0 &&
+         (p.groups == 1 || p.weight.out / p.groups % kTileOutputs == 0) &&
          p.weight.format != WeightFormat::kF32;
 }
 
