@@ -26,7 +26,9 @@
 #include "kernels/cuda/grouped_product.h"
 #include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/index_select_sm90.h"
+#include "kernels/cuda/input_tiles.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/norm_tiles.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 
@@ -66,6 +68,11 @@ class CommandKey {
             p.block_count, p.rows, p.experts, p.chunks, p.groups);
     add_all(p.slots, p.outputs, p.y, p.y_stride, p.row_weight, p.limit);
   }
+  void add_value(const DensePart& p) { add_all(p.weights, p.y, p.y_stride, p.slots, p.outputs); }
+  void add_value(const DenseSet& set) {
+    add_all(set.form, set.common, set.count, set.copies, set.copy_count);
+    for (int32_t i = 0; i < set.count; ++i) add_value(set.parts[i]);
+  }
   void add_value(const RopeAngles& angles) { add_all(angles.cos, angles.sin); }
   void add_value(const HcWeights& w) { add_all(w.fn, w.base, w.scale); }
   void add_value(const HcOptions& o) {
@@ -94,9 +101,14 @@ class CommandKey {
   void add_value(const ProductSet& set) {
     add(static_cast<uint64_t>(set.count));
     for (int32_t i = 0; i < set.count; ++i) add_value(set.products[i]);
-    const WindowKeys& keys = set.window_keys;
-    add_all(set.norm_weight, set.norm_eps, keys.x, keys.norm_weight, keys.eps, keys.angles,
-            keys.records, set.copies, set.copy_count);
+    add_all(set.norm_weight, set.norm_eps, set.window_keys, set.copies, set.copy_count);
+  }
+  void add_value(const WindowKeys& keys) {
+    add_all(keys.x, keys.norm_weight, keys.eps, keys.angles, keys.records);
+  }
+  void add_value(const InputTiles& tiles) { add_all(tiles.codes, tiles.scale, tiles.places); }
+  void add_value(const NormTiles& norm) {
+    add_all(norm.x, norm.weight, norm.eps, norm.tiles, norm.keys);
   }
   void add_value(const ExpertParts& p) { add_all(p.rows, p.top_k, p.shared); }
   void add_value(const HcLeave& l) { add_all(l.parts, l.y, l.post, l.comb, l.streams); }

@@ -27,6 +27,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/memory_span.h"
 #include "kernels/cuda/norm.h"
+#include "kernels/cuda/norm_tiles.h"
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/rope.h"
 #include "kernels/cuda/route.h"
@@ -92,7 +93,7 @@ class CudaOps final : public Ops {
     entries_ = bounds.entries;
     TRY(arena_.reserve(bounds.stage_bytes));
     bf16(Scratch::kQuantised, rows, whole_vectors(bounds.input_width));
-    bytes(Scratch::kTiles, input_tiles_bytes(rows, bounds.input_width));
+    bytes(Scratch::kTiles, InputTiles::bytes(rows, bounds.input_width));
     bytes(Scratch::kMix, hc_enter_workspace_bytes(rows, bounds.hidden));
     for (const MoeWeights& weights : bounds.moe) {
       const auto experts = static_cast<int32_t>(weights.experts.size());
@@ -168,7 +169,7 @@ class CudaOps final : public Ops {
       if (product.weight.folded) {
         CHECK(product.quantise_input);
         if (tiles.codes == nullptr) tiles = input_tiles(x);
-        multiply_folded(tiles, product);
+        add_folded(tiles, x.rows, product);
         continue;
       }
       RowProduct one{.weight = product.weight, .y = product.y, .y_f32 = product.y_f32};
@@ -178,6 +179,7 @@ class CudaOps final : public Ops {
       one.x = input;
       add_product(one);
     }
+    flush_folded();
     flush_products();
   }
 
@@ -196,6 +198,16 @@ class CudaOps final : public Ops {
   void norm_linear(Rows<Bf16> x, const Bf16* weight, float eps,
                    std::span<const Product> products) override {
     if (x.rows == 0) return;
+    if (fuses_ && norm_tiles_supports(x, weight) &&
+        std::ranges::all_of(products, [](const Product& one) { return one.weight.folded; })) {
+      const InputTiles tiles = tiles_room(x);
+      if (held_keys_.x.rows > 0 && !keys_beside_norm(held_keys_)) settle();
+      const WindowKeys keys = std::exchange(held_keys_, {});
+      enqueue_first(norm_tiles, NormTiles{x, weight, eps, tiles, keys});
+      for (const Product& product : products) add_folded(tiles, x.rows, product);
+      flush_folded();
+      return;
+    }
     ProductSet set;
     set.norm_weight = weight;
     set.norm_eps = eps;
@@ -265,7 +277,7 @@ class CudaOps final : public Ops {
     if (x.rows == 0) return;
     settle();
     held_keys_ = {x, norm_weight, eps, angles, records};
-    if (!fuses_ || !rides_along(held_keys_)) settle();
+    if (!fuses_ || !(rides_along(held_keys_) || keys_beside_norm(held_keys_))) settle();
   }
 
   void compress(Rows<const float> kv, Rows<const float> gate, int32_t ratio,
@@ -584,7 +596,7 @@ class CudaOps final : public Ops {
   // With what was held back on the side, if it has nothing to do with them.
   void append_products(ProductSet set) {
     const bool alone = held_rope_ || held_.y.data != nullptr || touches(set, held_keys_) ||
-                       touches(set, held_copies_);
+                       !rides_along(held_keys_) || touches(set, held_copies_);
     if (alone) settle();
     set.window_keys = std::exchange(held_keys_, {});
     set.copies = held_copies_at_;
@@ -593,42 +605,60 @@ class CudaOps final : public Ops {
     append(launch_few_rows, set);
   }
 
-  // An input in Q8 as folded products read it; rows up to a multiple of 8.
-  struct InputTiles {
-    uint8_t* codes = nullptr;
-    float* scale = nullptr;
-    int64_t places = 0;
-  };
-  static int64_t input_tiles_bytes(int64_t rows, int64_t columns) {
-    return (rows + 7) / 8 * 8 * tiled_chunks(columns) * (kChunk + int64_t{sizeof(float)});
+  // Room for x in Q8, as folded products read it.
+  InputTiles tiles_room(Rows<const Bf16> x) {
+    return InputTiles::in(
+        static_cast<uint8_t*>(bytes(Scratch::kTiles, InputTiles::bytes(x.rows, x.cols))), x.rows,
+        x.cols);
   }
   InputTiles input_tiles(Rows<const Bf16> x) {
     CHECK(is_packed_input(x));
-    InputTiles tiles;
-    tiles.places = (x.rows + 7) / 8 * 8;
-    tiles.codes = static_cast<uint8_t*>(bytes(Scratch::kTiles, input_tiles_bytes(x.rows, x.cols)));
-    // A multiple of 1,024 bytes further.
-    tiles.scale =
-        reinterpret_cast<float*>(tiles.codes + tiles.places * tiled_chunks(x.cols) * kChunk);
+    const InputTiles tiles = tiles_room(x);
     enqueue_first(quantise_rows, x, tiles.places, tiles.codes, tiles.scale);
     return tiles;
   }
-  void multiply_folded(const InputTiles& tiles, const Product& product) {
+  // Folded products of one call, in as few launches as there are forms of results.
+  void add_folded(const InputTiles& tiles, int64_t rows, const Product& product) {
     const bool f32 = product.y_f32.data != nullptr;
-    ProductArguments args{};
-    args.weights = static_cast<const uint8_t*>(product.weight.data);
-    args.x = tiles.codes;
-    args.x_scale = tiles.scale;
-    args.x_rows = tiles.places;
-    args.rows = static_cast<int32_t>(f32 ? product.y_f32.rows : product.y.rows);
-    args.experts = 1;
-    args.chunks = static_cast<int32_t>(tiled_chunks(product.weight.in));
-    args.groups = 1;
-    args.slots = static_cast<int32_t>(tiled_slots(product.weight.out));
-    args.outputs = static_cast<int32_t>(product.weight.out);
-    args.y = f32 ? static_cast<void*>(product.y_f32.data) : static_cast<void*>(product.y.data);
-    args.y_stride = f32 ? product.y_f32.stride : product.y.stride;
-    enqueue_first(dense_product, f32 ? ResultForm::kF32 : ResultForm::kBf16, args);
+    const ResultForm form = f32 ? ResultForm::kF32 : ResultForm::kBf16;
+    if (folded_.count == DenseSet::kMax || folded_.form != form) flush_folded();
+    folded_.form = form;
+    folded_.common.x = tiles.codes;
+    folded_.common.x_scale = tiles.scale;
+    folded_.common.x_rows = tiles.places;
+    folded_.common.rows = static_cast<int32_t>(rows);
+    folded_.common.experts = 1;
+    folded_.common.chunks = static_cast<int32_t>(tiled_chunks(product.weight.in));
+    folded_.parts[folded_.count++] = {
+        static_cast<const uint8_t*>(product.weight.data),
+        f32 ? static_cast<void*>(product.y_f32.data) : static_cast<void*>(product.y.data),
+        f32 ? product.y_f32.stride : product.y.stride,
+        static_cast<int32_t>(tiled_slots(product.weight.out)),
+        static_cast<int32_t>(product.weight.out)};
+  }
+  void flush_folded() {
+    if (folded_.count > 0) {
+      if (fuses_) {
+        append_folded(folded_);
+      } else {
+        for (int32_t i = 0; i < folded_.count; ++i) {
+          DenseSet one = folded_;
+          one.parts[0] = folded_.parts[i];
+          one.count = 1;
+          append_folded(one);
+        }
+      }
+    }
+    folded_ = {};
+  }
+  void append_folded(DenseSet set) {
+    const auto copies = std::span<const RowCopy>(held_copies_);
+    if (!copies.empty() && dense_takes_copies(set.common.rows) && !touches(set, copies)) {
+      set.copies = held_copies_at_;
+      set.copy_count = std::ssize(copies);
+      held_copies_.clear();
+    }
+    enqueue_first(dense_products, set);
   }
 
   void dense(Rows<const Bf16> x, const WeightView& weight, Rows<Bf16> y) {
@@ -741,6 +771,7 @@ class CudaOps final : public Ops {
   CommandList commands_;
   GraphCache graphs_;
   ProductSet products_;  // of the call that is being made
+  DenseSet folded_;      // the same, of folded weights
   // What calls before this one left to do (settle()); of ropes, keys and copies one at a time.
   HcLeave held_;
   std::optional<HeldRope> held_rope_;

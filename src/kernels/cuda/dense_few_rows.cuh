@@ -7,24 +7,28 @@
 // adds its groups in the same order: the same bits.
 #pragma once
 
+#include "kernels/cuda/copy_row.cuh"
 #include "kernels/cuda/grouped_product.cuh"
 
 namespace galley::kernels::cuda {
 
-template <int kTokensIn, int kGroupsIn, ResultForm kResultIn>
+// `kStrips` warpgroups of 64 slots; kRoomKb of shared memory says how many blocks fit.
+template <int kTokensIn, int kGroupsIn, int kStripsIn, int kRoomKb, ResultForm kResultIn>
 struct FewRowsForm {
   static constexpr int kTokens = kTokensIn;
   static constexpr int kGroups = kGroupsIn;
+  static constexpr int kStrips = kStripsIn;
   static constexpr ResultForm kResult = kResultIn;
-  static constexpr int kThreads = 128 + 32;
+  static constexpr int kThreads = kStrips * 128 + 32;
   static constexpr int kCodesAt = kTokens * kChunk;
-  static constexpr int kTailAt = kCodesAt + kFp8Codes;
-  static constexpr int kScalesAt = kTailAt + kFp8Scales;
+  static constexpr int kTailAt = kCodesAt + kStrips * kFp8Codes;
+  static constexpr int kScalesAt = kTailAt + kStrips * kFp8Scales;
   static constexpr int kStageBytes = (kScalesAt + kTokens * 4 + 1023) / 1024 * 1024;
-  static constexpr int kSumBytes = kTokens * kStripSlots * 4;
-  static constexpr int kRoom = 74 * 1024 - 2048 - kSumBytes;  // three blocks a multiprocessor
-  static constexpr int kStages = kRoom / kStageBytes;
+  static constexpr int kSumBytes = kGroups > 1 ? kTokens* kStrips* kStripSlots * 4 : 0;
+  static constexpr int kRoom = kRoomKb * 1024 - 2048 - kSumBytes;
+  static constexpr int kStages = kRoom / kStageBytes < 16 ? kRoom / kStageBytes : 16;
   static constexpr int kSharedBytes = kStages * kStageBytes + kSumBytes + 2048;
+  static_assert(kStages >= 2);
 };
 
 __device__ __forceinline__ float4 read_remote(uint32_t address, uint32_t rank) {
@@ -39,9 +43,39 @@ __device__ __forceinline__ float4 read_remote(uint32_t address, uint32_t rank) {
   return value;
 }
 
+// What a cluster works on: kStrips strips of one part, and a block of rows.
+struct DenseItem {
+  ProductArguments args;
+  int32_t strip;  // the first one
+  TokenBlock block;
+};
+
+template <class Form>
+__device__ __forceinline__ DenseItem dense_item(const DenseSet& set, int32_t item) {
+  int32_t tiles = 0;
+  for (int32_t i = 0; i < set.count; ++i) tiles += set.parts[i].slots;
+  tiles /= kStripSlots * Form::kStrips;
+  int32_t tile = item % tiles;
+  const DensePart* part = set.parts;
+  for (int32_t i = 1; i < set.count; ++i) {
+    const int32_t before = part->slots / (kStripSlots * Form::kStrips);
+    if (tile < before) break;
+    tile -= before;
+    ++part;
+  }
+  DenseItem found{set.common, tile * Form::kStrips,
+                  block_at(set.common, item / tiles, Form::kTokens)};
+  found.args.weights = part->weights;
+  found.args.slots = part->slots;
+  found.args.outputs = part->outputs;
+  found.args.y = part->y;
+  found.args.y_stride = part->y_stride;
+  return found;
+}
+
 template <class Form>
 __global__ void __launch_bounds__(Form::kThreads)
-    dense_few_rows_kernel(const __grid_constant__ ProductArguments args) {
+    dense_few_rows_kernel(const __grid_constant__ DenseSet set, int32_t product_blocks) {
   constexpr int kTokens = Form::kTokens;
   extern __shared__ uint8_t shared_memory[];
   const uint32_t begin = shared_address(shared_memory);
@@ -53,27 +87,33 @@ __global__ void __launch_bounds__(Form::kThreads)
   const int32_t warp = threadIdx.x >> 5;
   const int32_t lane = threadIdx.x & 31;
 
+  if (static_cast<int32_t>(blockIdx.x) >= product_blocks) {  // the last clusters
+    await_earlier();
+    const int64_t copy = static_cast<int64_t>(blockIdx.x) - product_blocks;
+    if (copy < set.copy_count) copy_row<Form::kThreads>(set.copies[copy]);
+    return;
+  }
   const int32_t group = blockIdx.x % Form::kGroups;  // also the rank in the cluster
-  const int32_t item = blockIdx.x / Form::kGroups;
-  const int32_t strips = args.slots / kStripSlots;
-  const int32_t strip = item % strips;
-  const TokenBlock block = block_at(args, item / strips, kTokens);  // args.blocks is null
+  const DenseItem item = dense_item<Form>(set, blockIdx.x / Form::kGroups);
+  const ProductArguments& args = item.args;
+  const TokenBlock& block = item.block;
   const int32_t chunk_begin = args.chunks * group / Form::kGroups;
   const int32_t chunk_end = args.chunks * (group + 1) / Form::kGroups;
 
   if (threadIdx.x == 0) {
     for (int32_t stage = 0; stage < Form::kStages; ++stage) {
       barrier_init(full + stage * 8, 1);
-      barrier_init(empty + stage * 8, 4);
+      barrier_init(empty + stage * 8, 4 * Form::kStrips);
     }
     barrier_init_fence();
   }
   __syncthreads();
 
-  if (warp == 4) {
+  if (warp == 4 * Form::kStrips) {
     if (lane == 0) {
+      const int32_t strip = item.strip;
       const uint8_t* weights =
-          args.weights + block.expert * args.expert_bytes +
+          args.weights +
           (static_cast<int64_t>(strip / 4) * args.chunks + chunk_begin) * fp8_chunk_bytes();
       const uint32_t rows = (block.rows + 7) & ~7;
       const uint8_t* x = args.x + (chunk_begin * args.x_rows + block.row) * kChunk;
@@ -81,9 +121,14 @@ __global__ void __launch_bounds__(Form::kThreads)
       const auto load_weights = [&](const RingPlace& at) {
         const uint32_t stage = ring_address + at.bytes;
         const uint32_t barrier = full + at.barrier;
-        barrier_expect(barrier, kFp8Codes + kFp8Scales + rows * (kChunk + 4));
-        bulk_load(stage + Form::kCodesAt, weights + fp8_codes_at(strip % 4), kFp8Codes, barrier);
-        bulk_load(stage + Form::kTailAt, weights + fp8_scales_at(strip % 4), kFp8Scales, barrier);
+        barrier_expect(barrier, Form::kStrips * (kFp8Codes + kFp8Scales) + rows * (kChunk + 4));
+        if constexpr (Form::kStrips == 2) {  // a pair is one piece
+          bulk_load(stage + Form::kCodesAt, weights + fp8_codes_at(strip % 4),
+                    2 * (kFp8Codes + kFp8Scales), barrier);
+        } else {
+          bulk_load(stage + Form::kCodesAt, weights + fp8_codes_at(strip % 4), kFp8Codes, barrier);
+          bulk_load(stage + Form::kTailAt, weights + fp8_scales_at(strip % 4), kFp8Scales, barrier);
+        }
         weights += fp8_chunk_bytes();
       };
       // Weights are constant: the ring is filled with them while an earlier kernel makes x.
@@ -113,6 +158,7 @@ __global__ void __launch_bounds__(Form::kThreads)
     await_earlier();
   } else {
     await_earlier();
+    const int32_t strip = static_cast<int32_t>(warp_uniform(warp / 4));
     float sum[kTokens / 2];
 #pragma unroll
     for (int32_t i = 0; i < kTokens / 2; ++i) sum[i] = 0.0F;
@@ -125,8 +171,9 @@ __global__ void __launch_bounds__(Form::kThreads)
       wgmma_fence();
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) {
-        Wgmma<kTokens, false>::run(partial, advance_descriptor(b, Form::kCodesAt + 32 * j),
-                                   advance_descriptor(b, 32 * j), j > 0);
+        Wgmma<kTokens, false>::run(
+            partial, advance_descriptor(b, Form::kCodesAt + strip * kFp8Codes + 32 * j),
+            advance_descriptor(b, 32 * j), j > 0);
       }
       wgmma_commit();
       const float2 weight = reinterpret_cast<const float2*>(stage + Form::kTailAt)[warp];
@@ -145,7 +192,8 @@ __global__ void __launch_bounds__(Form::kThreads)
       place.template advance<Form>();
     }
     if constexpr (Form::kGroups == 1) {
-      store_strip<Form::kResult, kTokens>(args, block, strip * kStripSlots, 0, {1.0F, 1.0F}, sum);
+      store_strip<Form::kResult, kTokens>(args, block, (item.strip + strip) * kStripSlots, 0,
+                                          {1.0F, 1.0F}, sum);
       return;
     }
     // [token][slot pair]: slots g and g + 8 of a warp side by side, as outputs or pairs are.
@@ -153,14 +201,16 @@ __global__ void __launch_bounds__(Form::kThreads)
 #pragma unroll
     for (int32_t j = 0; j < kTokens / 8; ++j) {
       const int32_t token = 8 * j + 2 * (lane & 3);
-      *reinterpret_cast<float2*>(out + token * kStripSlots) = {sum[4 * j], sum[4 * j + 2]};
-      *reinterpret_cast<float2*>(out + (token + 1) * kStripSlots) = {sum[4 * j + 1],
-                                                                     sum[4 * j + 3]};
+      *reinterpret_cast<float2*>(out + token * kStripSlots * Form::kStrips) = {sum[4 * j],
+                                                                               sum[4 * j + 2]};
+      *reinterpret_cast<float2*>(out + (token + 1) * kStripSlots * Form::kStrips) = {
+          sum[4 * j + 1], sum[4 * j + 3]};
     }
   }
   if constexpr (Form::kGroups > 1) {
+    constexpr int32_t kQuads = Form::kStrips * kStripSlots / 4;  // of a row
     cluster_sync();
-    for (int32_t at = group * Form::kThreads + threadIdx.x; at < block.rows * (kStripSlots / 4);
+    for (int32_t at = group * Form::kThreads + threadIdx.x; at < block.rows * kQuads;
          at += Form::kGroups * Form::kThreads) {
       float4 part[Form::kGroups];
 #pragma unroll
@@ -175,9 +225,8 @@ __global__ void __launch_bounds__(Form::kThreads)
         total.z += part[other].z;
         total.w += part[other].w;
       }
-      const int32_t token = at / (kStripSlots / 4);
-      store_quad<Form::kResult>(args, block.row + token,
-                                strip * kStripSlots + at % (kStripSlots / 4) * 4, total);
+      store_quad<Form::kResult>(args, block.row + at / kQuads,
+                                item.strip * kStripSlots + at % kQuads * 4, total);
     }
     cluster_sync();  // nobody leaves while others read
   }

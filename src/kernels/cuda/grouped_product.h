@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device.h"
+#include "kernels/ops.h"
 
 namespace galley::kernels::cuda {
 
@@ -51,6 +52,31 @@ int32_t expert_block_tokens(int64_t choices, int32_t experts);
 
 // fp8 weights of one matrix, args.rows rows in order; sets args.groups itself.
 void dense_product(Stream stream, ResultForm form, ProductArguments args);
+
+// One matrix of several that share an input.
+struct DensePart {
+  const uint8_t* weights;
+  void* y;
+  int64_t y_stride;
+  int32_t slots;
+  int32_t outputs;
+};
+
+// Matrices of one input, none of which reads what another one writes: one launch for few rows, if
+// their sums have as many parts, and copies that have nothing to do with them on further blocks.
+struct DenseSet {
+  static constexpr int32_t kMax = 4;
+
+  ResultForm form = ResultForm::kBf16;
+  ProductArguments common = {};  // x, rows and chunks; the rest is each part's
+  DensePart parts[kMax] = {};
+  int32_t count = 0;
+  const RowCopy* copies = nullptr;  // only where dense_takes_copies
+  int64_t copy_count = 0;
+};
+bool dense_takes_copies(int64_t rows);
+void dense_products(Stream stream, const DenseSet& set);
+
 // Parts of a dense sum: fixed by the matrix, so that few and many rows agree.
 int32_t dense_sum_groups(int64_t slots, int64_t chunks);
 

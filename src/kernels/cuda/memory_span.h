@@ -4,6 +4,7 @@
 #include <cstdint>
 #include <span>
 
+#include "kernels/cuda/grouped_product.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
@@ -40,10 +41,22 @@ inline bool touches(const ProductSet& set, MemorySpan read, MemorySpan written) 
   }
   return false;
 }
+// The input of folded products is nobody else's.
+inline bool touches(const DenseSet& set, MemorySpan read, MemorySpan written) {
+  const int64_t element = set.form == ResultForm::kF32 ? sizeof(float) : sizeof(Bf16);
+  for (int32_t i = 0; i < set.count; ++i) {
+    const DensePart& one = set.parts[i];
+    const auto y =
+        MemorySpan::of(one.y, ((set.common.rows - 1) * one.y_stride + one.outputs) * element);
+    if (y.meets(read) || y.meets(written)) return true;
+  }
+  return false;
+}
 inline bool touches(const ProductSet& set, const WindowKeys& keys) {
   return touches(set, MemorySpan::of(keys.x), MemorySpan::of(keys.records));
 }
-inline bool touches(const ProductSet& set, std::span<const RowCopy> copies) {
+template <class Set>
+bool touches(const Set& set, std::span<const RowCopy> copies) {
   for (const RowCopy& one : copies) {
     if (touches(set, MemorySpan::of(one.from, one.bytes), MemorySpan::of(one.to, one.bytes))) {
       return true;

@@ -12,6 +12,14 @@
 #define GALLEY_NAMES_48 GALLEY_NAMES_40 ", %40, %41, %42, %43, %44, %45, %46, %47"
 #define GALLEY_NAMES_56 GALLEY_NAMES_48 ", %48, %49, %50, %51, %52, %53, %54, %55"
 #define GALLEY_NAMES_64 GALLEY_NAMES_56 ", %56, %57, %58, %59, %60, %61, %62, %63"
+#define GALLEY_NAMES_80                      \
+  GALLEY_NAMES_64                            \
+  ", %64, %65, %66, %67, %68, %69, %70, %71" \
+  ", %72, %73, %74, %75, %76, %77, %78, %79"
+#define GALLEY_NAMES_96                      \
+  GALLEY_NAMES_80                            \
+  ", %80, %81, %82, %83, %84, %85, %86, %87" \
+  ", %88, %89, %90, %91, %92, %93, %94, %95"
 
 // Four operands from d[i] on.
 #define GALLEY_FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -26,3 +34,7 @@
 #define GALLEY_SUMS_48(d) GALLEY_SUMS_40(d), GALLEY_FOUR(d, 40), GALLEY_FOUR(d, 44)
 #define GALLEY_SUMS_56(d) GALLEY_SUMS_48(d), GALLEY_FOUR(d, 48), GALLEY_FOUR(d, 52)
 #define GALLEY_SUMS_64(d) GALLEY_SUMS_56(d), GALLEY_FOUR(d, 56), GALLEY_FOUR(d, 60)
+#define GALLEY_SUMS_80(d) \
+  GALLEY_SUMS_64(d), GALLEY_FOUR(d, 64), GALLEY_FOUR(d, 68), GALLEY_FOUR(d, 72), GALLEY_FOUR(d, 76)
+#define GALLEY_SUMS_96(d) \
+  GALLEY_SUMS_80(d), GALLEY_FOUR(d, 80), GALLEY_FOUR(d, 84), GALLEY_FOUR(d, 88), GALLEY_FOUR(d, 92)

@@ -1,0 +1,203 @@
+// The input side of an attention layer at the released widths, as a step calls it: what rides
+// along with something else (the norm with its quantiser, window keys, copies, several matrices
+// of one input) has the bits of one operation after the other, for every number of rows.
+//
+// Each operation is finished before the next one in one run, and all are handed over together in
+// the other, which is what a step does. Skipped without a usable device.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/ops_test_records.h"
+
+namespace galley::kernels {
+namespace {
+
+constexpr int64_t kHidden = 5120;
+constexpr int64_t kLatent = 1280;
+constexpr int64_t kKeyWidth = 512;
+constexpr int64_t kRotary = 64;
+constexpr int64_t kRowsMax = 600;
+constexpr float kEps = 1e-6F;
+
+class CudaReleasedChain : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = cuda::make_cuda_ops(0);
+    if (!made) GTEST_SKIP() << made.error().message;
+    ops_ = *std::move(made);
+  }
+
+  std::byte* room(int64_t bytes) {
+    blocks_.push_back(MemoryBlock::create(ops_->memory(), bytes, "a test").value());
+    return blocks_.back().data();
+  }
+  template <class T>
+  T* placed(const std::vector<T>& host) {
+    const auto bytes = std::ssize(host) * static_cast<int64_t>(sizeof(T));
+    std::byte* at = room(bytes);
+    ops_->memory().write(at, host.data(), bytes);
+    return reinterpret_cast<T*>(at);
+  }
+  template <class T>
+  Rows<T> rows_of(int64_t rows, int64_t cols) {
+    return Rows<T>(reinterpret_cast<T*>(room(rows * cols * static_cast<int64_t>(sizeof(T)))), rows,
+                   cols);
+  }
+  template <class T>
+  std::vector<T> read(Rows<T> rows) {
+    std::vector<T> host(static_cast<size_t>(rows.rows * rows.cols));
+    ops_->memory().read(host.data(), rows.data, std::ssize(host) * static_cast<int64_t>(sizeof(T)));
+    return host;
+  }
+  // Folded, as a step's weights are.
+  WeightView folded(Random& random, int64_t out, int64_t in) {
+    const StoredWeight stored(random, WeightFormat::kFp8Tile32, out, in);
+    WeightView raw = stored.view();
+    const auto* codes = static_cast<const uint8_t*>(raw.data);
+    raw.data = placed(std::vector<uint8_t>(codes, codes + raw.data_bytes()));
+    raw.scale = placed(std::vector<uint8_t>(raw.scale, raw.scale + raw.scale_bytes()));
+    std::byte* to = room(ops_->folds()->matrix_bytes(raw));
+    ops_->folds()->fold_matrix(raw, to);
+    EXPECT_EQ(ops_->folds()->take_counts().value().misfits, 0);
+    return folded_view(raw, to);
+  }
+
+  std::unique_ptr<Ops> ops_;
+  std::vector<MemoryBlock> blocks_;
+};
+
+struct Chain {
+  WeightView wq_a, wkv, wq_b, index_wq_b, wo_b;
+  const Bf16* q_norm;
+  const Bf16* kv_norm;
+  Rows<const Bf16> x;
+  RopeAngles angles;
+  Rows<Bf16> lambda, kv, q, index_query, ring, out;
+  Rows<uint8_t> keys;
+
+  Chain first(int64_t rows) const {
+    Chain part = *this;
+    part.x = x.slice(0, rows);
+    part.angles = {angles.cos.slice(0, rows), angles.sin.slice(0, rows)};
+    part.lambda = lambda.slice(0, rows);
+    part.kv = kv.slice(0, rows);
+    part.q = q.slice(0, rows);
+    part.index_query = index_query.slice(0, rows);
+    part.ring = ring.slice(0, rows);
+    part.out = out.slice(0, rows);
+    part.keys = keys.slice(0, rows);
+    return part;
+  }
+};
+
+Product quantised(const WeightView& weight, Rows<Bf16> y) {
+  return {.weight = weight, .quantise_input = true, .y = y, .y_f32 = {}};
+}
+
+// next() stands between operations.
+template <class Next>
+void apart(Ops& ops, const Chain& c, const Next& next) {
+  for (const Product& one : {quantised(c.wq_a, c.lambda), quantised(c.wkv, c.kv)}) {
+    ops.linear(c.x, {&one, 1});
+    next();
+  }
+  ops.window_keys(c.kv, c.kv_norm, kEps, c.angles, c.keys);
+  next();
+  ops.rms_norm(c.lambda, c.q_norm, kEps, c.lambda);
+  next();
+  for (const Product& one : {quantised(c.wq_b, c.q), quantised(c.index_wq_b, c.index_query)}) {
+    ops.linear(c.lambda, {&one, 1});
+    next();
+  }
+}
+
+void together(Ops& ops, const Chain& c) {
+  const Product first[2] = {quantised(c.wq_a, c.lambda), quantised(c.wkv, c.kv)};
+  ops.linear(c.x, first);
+  ops.window_keys(c.kv, c.kv_norm, kEps, c.angles, c.keys);
+  const Product second[2] = {quantised(c.wq_b, c.q), quantised(c.index_wq_b, c.index_query)};
+  ops.norm_linear(c.lambda, c.q_norm, kEps, second);
+}
+
+TEST_F(CudaReleasedChain, TogetherIsOneAfterTheOther) {
+  Random random(90);
+  Chain chain{};
+  chain.wq_a = folded(random, kLatent, kHidden);
+  chain.wkv = folded(random, kKeyWidth, kHidden);
+  chain.wq_b = folded(random, 8192, kLatent);
+  chain.index_wq_b = folded(random, 4096, kLatent);
+  chain.wo_b = folded(random, kHidden, 8192);
+  chain.q_norm = placed(random.bf16(kLatent));
+  chain.kv_norm = placed(random.bf16(kKeyWidth));
+  chain.x = Rows<const Bf16>(placed(random.bf16(kRowsMax * kHidden)), kRowsMax, kHidden);
+  const StoredAngles angles(5000, kRowsMax, kRotary);
+  chain.angles = {Rows<const float>(placed(angles.cos), kRowsMax, kRotary / 2),
+                  Rows<const float>(placed(angles.sin), kRowsMax, kRotary / 2)};
+  chain.lambda = rows_of<Bf16>(kRowsMax, kLatent);
+  chain.kv = rows_of<Bf16>(kRowsMax, kKeyWidth);
+  chain.q = rows_of<Bf16>(kRowsMax, 8192);
+  chain.index_query = rows_of<Bf16>(kRowsMax, 4096);
+  chain.ring = rows_of<Bf16>(kRowsMax, kKeyWidth);
+  chain.out = rows_of<Bf16>(kRowsMax, kHidden);
+  chain.keys = rows_of<uint8_t>(kRowsMax, window_kind().bytes(kKeyWidth));
+
+  for (const int64_t rows : {1, 4, 8, 9, 33, 64, 65, 200, 257, 600}) {
+    SCOPED_TRACE(std::to_string(rows) + " rows");
+    const Chain c = chain.first(rows);
+    // The copies have nothing to do with the product behind them.
+    const Rows<const Bf16> u(c.q.data, rows, 8192, c.q.stride);
+    std::vector<RowCopy> copies;
+    for (int64_t row = 0; row < std::min<int64_t>(rows, 64); ++row) {
+      copies.push_back({c.kv.row(row), c.ring.row(row), kKeyWidth * int64_t{sizeof(Bf16)}});
+    }
+    const Product last = quantised(c.wo_b, c.out);
+    const auto results = [&] {
+      std::vector<uint8_t> bytes = bytes_of(read(c.q));
+      append_bytes(bytes, read(c.index_query).data(), rows * 4096);
+      append_bytes(bytes, read(c.keys).data(), rows * c.keys.cols);
+      append_bytes(bytes, read(c.out).data(), rows * kHidden);
+      append_bytes(bytes, read(c.ring.slice(0, std::ssize(copies))).data(),
+                   std::ssize(copies) * kKeyWidth);
+      return bytes;
+    };
+    const auto forget = [&] {
+      const std::vector<Bf16> ones(static_cast<size_t>(rows * 8192), to_bf16(1.0F));
+      for (const Rows<Bf16>& y : {c.q, c.index_query, c.lambda, c.kv, c.out, c.ring}) {
+        ops_->memory().write(y.data, ones.data(), rows * y.cols * int64_t{sizeof(Bf16)});
+      }
+      ops_->memory().write(c.keys.data, ones.data(), rows * c.keys.cols);
+    };
+    const auto next = [&] {
+      ASSERT_TRUE(ops_->finish());
+      ops_->begin_step();
+    };
+    forget();
+    ops_->begin_step();
+    apart(*ops_, c, next);
+    ops_->copy(copies);
+    next();
+    ops_->linear(u, {&last, 1});
+    next();
+    ASSERT_TRUE(ops_->finish());
+    const std::vector<uint8_t> expected = results();
+    // Twice: the second one is the graph of the first.
+    for (int run = 0; run < 2; ++run) {
+      forget();
+      ops_->begin_step();
+      together(*ops_, c);
+      ops_->copy(copies);
+      ops_->linear(u, {&last, 1});
+      ASSERT_TRUE(ops_->finish());
+      EXPECT_TRUE(results() == expected) << "run " << run;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace galley::kernels
