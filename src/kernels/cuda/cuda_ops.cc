@@ -62,7 +62,7 @@ enum class Scratch : uint8_t {
 constexpr int64_t kGraphRowsMax = 512;
 constexpr int32_t kGraphsMax = 64;
 constexpr int64_t kCommandBytesMax = int64_t{2} << 20;
-constexpr int64_t kCopiesAlongMax = 64;                 // that a launch of products takes along
+constexpr int64_t kCopiesAlongMax = 512;                // that a launch of products takes along
 constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
 
 int64_t whole_vectors(int64_t columns) { return (columns + 15) / 16 * 16; }
@@ -173,7 +173,8 @@ class CudaOps final : public Ops {
         continue;
       }
       RowProduct one{.weight = product.weight, .y = product.y, .y_f32 = product.y_f32};
-      one.quantise = product.quantise_input && quantises_in_place(x) && takes_strips(one);
+      one.x = x;
+      one.quantise = product.quantise_input && quantises_in_place(x) && takes_few_rows(one);
       Rows<const Bf16>& input = product.quantise_input && !one.quantise ? quantised : exact;
       if (input.data == nullptr) input = packed(x, product.quantise_input && !one.quantise);
       one.x = input;
@@ -219,7 +220,7 @@ class CudaOps final : public Ops {
                            .y = product.y,
                            .y_f32 = product.y_f32,
                            .quantise = product.quantise_input};
-      fits = fits && takes_strips(one);
+      fits = fits && takes_few_rows(one);
       if (fits) set.products[set.count++] = one;
     }
     if (!fits) return Ops::norm_linear(x, weight, eps, products);
@@ -581,7 +582,7 @@ class CudaOps final : public Ops {
 
   // Products of one call, which read nothing of each other: those of few rows share a launch.
   void add_product(const RowProduct& product) {
-    if (!fuses_ || product.x.rows > ProductSet::kRowsMax || !takes_strips(product)) {
+    if (!fuses_ || !takes_few_rows(product)) {
       CHECK(!product.quantise);
       enqueue(launch_product, product);
       return;

@@ -16,19 +16,24 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kPairStrips = kWarps / 2;  // of gate and up, a warp each
 
-// Which rows a block has: of pair blockIdx.y, or, behind the pairs, all of the shared expert.
+// Which rows a block has: of pair blockIdx.y, or, behind the pairs, 8 of the shared expert.
 struct Tile {
   bool shared;
   int32_t pair;
+  int64_t x_row;  // the first one's
   int64_t first;  // row of inner and out
   int64_t rows;
 };
+constexpr int64_t kSharedRows = 8;  // a block
 
 __device__ __forceinline__ Tile tile_of(const FewExperts& e) {
   const int64_t pairs = e.experts.rows * e.experts.cols;
   const int64_t index = blockIdx.y;
-  if (index == pairs) return {true, 0, pairs, e.x.rows};
-  return {false, static_cast<int32_t>(index), index, 1};
+  if (index < pairs) {
+    return {false, static_cast<int32_t>(index), index / e.experts.cols, index, 1};
+  }
+  const int64_t row = (index - pairs) * kSharedRows;
+  return {true, 0, row, pairs + row, min(kSharedRows, e.x.rows - row)};
 }
 
 __device__ __forceinline__ int32_t expert_of(const FewExperts& e, const Tile& tile) {
@@ -79,11 +84,7 @@ __global__ void __launch_bounds__(32 * kWarps)
     const WeightView weight = tile.shared ? (is_up ? e.shared_up : e.shared_gate)
                                           : (is_up ? e.up : e.gate)[expert_of(e, tile)];
     multiply_any(
-        weight, output, tile,
-        [&](int64_t row) {
-          return row_at(e.x, tile.shared ? row : int64_t{tile.pair} / e.experts.cols);
-        },
-        sums);
+        weight, output, tile, [&](int64_t row) { return row_at(e.x, tile.x_row + row); }, sums);
   }
   await_earlier();
   if (is_up) up_sums[warp / 2][lane] = {sums[0][0], sums[0][1], sums[0][2], sums[0][3]};
@@ -139,7 +140,8 @@ bool few_experts_support(Rows<const Bf16> x, const MoeWeights& weights) {
 }
 
 void launch_few_experts(const FewExperts& e, Stream stream) {
-  const int64_t tiles = e.experts.rows * e.experts.cols + 1;
+  const int64_t tiles =
+      e.experts.rows * e.experts.cols + (e.x.rows + kSharedRows - 1) / kSharedRows;
   CHECK(e.x.rows > 0 && e.x.rows <= kFewExpertRowsMax);
   const int64_t inner_strips = e.inner.cols / kTileOutputs;
   const int64_t out_strips = e.out.cols / kTileOutputs;

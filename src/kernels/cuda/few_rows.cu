@@ -1,8 +1,11 @@
 // Products of few rows: all of one input in a launch, with the norm of the input and its Q8, and
-// with small work that neither reads nor writes what they do on further blocks.
+// with small work that neither reads nor writes what they do on further blocks. A block takes four
+// strips of outputs for 8 rows, and norms and quantises these rows itself.
 //
 // The sums are those of linear.cu, to the bit, and so are norm and records (norm.cuh, record.cuh).
 // Floor: the weights' bytes, or a launch where these are few.
+#include <algorithm>
+
 #include "base/check.h"
 #include "kernels/cuda/copy_row.cuh"
 #include "kernels/cuda/launch.h"
@@ -18,9 +21,13 @@ constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kNormPad = 8;        // elements, so that rows begin in different banks
 constexpr int kRecordVectors = 2;  // widths up to 512
+constexpr int64_t kBlockRows = 8;
+constexpr int64_t kAgainWidthMax = 1024;  // of weights that more than 8 rows may read
+constexpr int64_t kAgainOutputsMax = 2048;
 
 struct FewRows {
   ProductSet set;
+  int32_t strip_blocks;  // for each 8 rows
   int32_t product_blocks;
   int32_t record_blocks;
 };
@@ -32,17 +39,19 @@ struct Input {
 };
 
 template <WeightFormat kFormat>
-__device__ __forceinline__ void multiply_strip(const RowProduct& p, Input x, int64_t output) {
+__device__ __forceinline__ void multiply_strip(const RowProduct& p, Input x, int64_t first,
+                                               int64_t output) {
   x.data += output / (p.weight.out / p.groups) * p.weight.in;
   float sums[1][4];
   product_tile<kFormat, 1>(
       p.weight, output,
       [&](int) -> const Bf16* {
         const int64_t row = threadIdx.x % 32 / 4;
-        return row < p.x.rows ? x.data + row * x.stride : nullptr;
+        return first + row < p.x.rows ? x.data + row * x.stride : nullptr;
       },
       p.quantise, await_earlier, sums);
-  each_sum<1>(output, sums, [&](int64_t o, int row, float sum) {
+  each_sum<1>(output, sums, [&](int64_t o, int row_in_block, float sum) {
+    const int64_t row = first + row_in_block;
     if (o >= p.weight.out || row >= p.x.rows) return;
     if (p.y.data != nullptr) {
       row_at(p.y, row)[o] = narrow(sum);
@@ -52,9 +61,10 @@ __device__ __forceinline__ void multiply_strip(const RowProduct& p, Input x, int
   });
 }
 
-// A warp finds the matrix that its strip of 16 outputs is of. normed: the rows, if normed here.
-__device__ __forceinline__ void multiply(const ProductSet& set, const Bf16* normed) {
-  int64_t strip = int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+// A warp finds the matrix that its strip of 16 outputs is of. normed: rows from `first`, if normed
+// here.
+__device__ __forceinline__ void multiply(const ProductSet& set, int64_t strip, int64_t first,
+                                         const Bf16* normed) {
   for (int32_t i = 0; i < set.count; ++i) {
     const RowProduct& one = set.products[i];
     const int64_t strips = (one.weight.out + kTileOutputs - 1) / kTileOutputs;
@@ -62,16 +72,16 @@ __device__ __forceinline__ void multiply(const ProductSet& set, const Bf16* norm
       strip -= strips;
       continue;
     }
-    const Input x =
-        normed != nullptr ? Input{normed, one.x.cols + kNormPad} : Input{one.x.data, one.x.stride};
+    const Input x = normed != nullptr ? Input{normed, one.x.cols + kNormPad}
+                                      : Input{row_at(one.x, first), one.x.stride};
     const int64_t output = strip * kTileOutputs;
     switch (one.weight.format) {
       case WeightFormat::kFp8Tile32:
-        return multiply_strip<WeightFormat::kFp8Tile32>(one, x, output);
+        return multiply_strip<WeightFormat::kFp8Tile32>(one, x, first, output);
       case WeightFormat::kFp4Row32:
-        return multiply_strip<WeightFormat::kFp4Row32>(one, x, output);
+        return multiply_strip<WeightFormat::kFp4Row32>(one, x, first, output);
       default:
-        return multiply_strip<WeightFormat::kBf16>(one, x, output);
+        return multiply_strip<WeightFormat::kBf16>(one, x, first, output);
     }
   }
   await_earlier();
@@ -82,19 +92,22 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(const __grid_constan
   const ProductSet& set = args.set;
   int32_t block = static_cast<int32_t>(blockIdx.x);
   if (block < args.product_blocks) {
+    const int64_t first = block / args.strip_blocks * kBlockRows;
+    const int64_t strip = block % args.strip_blocks * int64_t{kWarps} + threadIdx.x / 32;
     Bf16* normed = nullptr;
     if (set.norm_weight != nullptr) {
       await_earlier();
       normed = reinterpret_cast<Bf16*>(shared);
       const Rows<const Bf16>& x = set.products[0].x;
-      for (int64_t row = threadIdx.x / 32; row < x.rows; row += kWarps) {
-        norm_row<true>(row_at(x, row), x.cols, set.norm_weight, set.norm_eps,
+      const int64_t rows = min(kBlockRows, x.rows - first);
+      for (int64_t row = threadIdx.x / 32; row < rows; row += kWarps) {
+        norm_row<true>(row_at(x, first + row), x.cols, set.norm_weight, set.norm_eps,
                        normed + row * (x.cols + kNormPad), threadIdx.x % 32, 32,
                        [](float sum) { return warp_sum(sum); });
       }
       __syncthreads();
     }
-    multiply(set, normed);
+    multiply(set, strip, first, normed);
     return;
   }
   await_earlier();
@@ -114,6 +127,13 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(const __grid_constan
 
 }  // namespace
 
+bool takes_few_rows(const RowProduct& p) {
+  if (!takes_strips(p)) return false;
+  return p.x.rows <= kBlockRows ||
+         (p.x.rows <= ProductSet::kRowsMax && p.weight.in <= kAgainWidthMax &&
+          p.weight.out <= kAgainOutputsMax);
+}
+
 bool rides_along(const WindowKeys& keys) {
   return is_whole(keys.x) && is_whole(keys.norm_weight, keys.x.cols) && keys.x.cols % 32 == 0 &&
          keys.x.cols <= 8 * 32 * kRecordVectors && keys.x.rows <= ProductSet::kRowsMax &&
@@ -129,19 +149,23 @@ void launch_few_rows(const ProductSet& set, Stream stream) {
   int64_t strips = 0;
   for (int32_t i = 0; i < set.count; ++i) {
     const RowProduct& one = set.products[i];
-    CHECK(takes_strips(one) && one.x.rows <= ProductSet::kRowsMax);
+    CHECK(takes_few_rows(one) && one.x.rows == set.products[0].x.rows);
     CHECK(set.norm_weight == nullptr ||
           (one.x.data == set.products[0].x.data && norms_along(one.x, set.norm_weight)));
     strips += divide_up(one.weight.out, kTileOutputs);
   }
-  const FewRows args{set, static_cast<int32_t>(divide_up(strips, kWarps)),
+  const int64_t strip_blocks = divide_up(strips, kWarps);
+  const int64_t row_blocks = divide_up(set.products[0].x.rows, kBlockRows);
+  const FewRows args{set, static_cast<int32_t>(strip_blocks),
+                     static_cast<int32_t>(strip_blocks * row_blocks),
                      static_cast<int32_t>(divide_up(set.window_keys.x.rows, kWarps))};
   const int64_t blocks = args.product_blocks + args.record_blocks + set.copy_count;
   if (blocks == 0) return;
   const Rows<const Bf16>& x = set.products[0].x;
-  const size_t shared = set.norm_weight == nullptr
-                            ? 0
-                            : static_cast<size_t>(x.rows * (x.cols + kNormPad)) * sizeof(Bf16);
+  const size_t shared =
+      set.norm_weight == nullptr
+          ? 0
+          : static_cast<size_t>(std::min(kBlockRows, x.rows) * (x.cols + kNormPad)) * sizeof(Bf16);
   launch_kernel(few_rows_kernel, {blocks, kThreads, shared}, stream, args);
 }
 

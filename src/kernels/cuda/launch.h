@@ -53,11 +53,11 @@ struct WindowKeys {
 // sums are those of launch_product, to the bit.
 struct ProductSet {
   static constexpr int32_t kMax = 6;
-  static constexpr int64_t kRowsMax = 8;
+  static constexpr int64_t kRowsMax = 256;
   // Wider inputs are quantised once, by a launch of their own, and not by every strip.
   static constexpr int64_t kQuantisedWidthMax = 1024;
 
-  RowProduct products[kMax];  // takes_strips, at most kRowsMax rows
+  RowProduct products[kMax];  // takes_few_rows, all of as many rows
   int32_t count = 0;
   // If set, the one input x of all products is RMS of these rows first (norms_along).
   const Bf16* norm_weight = nullptr;
@@ -67,6 +67,9 @@ struct ProductSet {
   const RowCopy* copies = nullptr;
   int64_t copy_count = 0;
 };
+// Up to 8 rows of any product in strips; up to kRowsMax of one whose weights are small enough to be
+// read again by every 8 rows.
+bool takes_few_rows(const RowProduct& product);
 bool rides_along(const WindowKeys& keys);
 bool norms_along(Rows<const Bf16> x, const Bf16* norm_weight);
 void launch_few_rows(const ProductSet& set, Stream stream);
