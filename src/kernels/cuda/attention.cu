@@ -57,26 +57,25 @@ __device__ __forceinline__ void decode_global_pair(const uint8_t* record, int32_
   to[1] = narrow(e2m1_value(two >> 4) * scale);
 }
 
-// Keys [begin, end) into rows of the tile, by the whole block. Each kind in a loop of its
-// own, so that the loads of several pairs are under way at once.
+// Keys [begin, end) into rows of the tile, by the whole block: a warp a key. Each kind in a loop of
+// its own, so that the loads of several keys are under way at once.
 __device__ __forceinline__ void decode_keys(const uint8_t* const* records, int32_t width,
                                             int32_t window_count, int32_t begin, int32_t end,
                                             Bf16* tile) {
   const int32_t pairs = width / 2;
   const int32_t stride = width + 2;
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  const int32_t cut = min(max(window_count - begin, 0), end - begin) * pairs;
+  const auto warp = static_cast<int32_t>(threadIdx.x / 32);
+  const auto lane = static_cast<int32_t>(threadIdx.x % 32);
+  const int32_t cut = min(max(window_count, begin), end);
+  for (int32_t pair = lane; pair < pairs; pair += 32) {
 #pragma unroll 8
-  for (int32_t task = thread; task < cut; task += kThreads) {
-    const int32_t j = task / pairs;
-    decode_window_pair(records[begin + j], width, task % pairs,
-                       tile + j * stride + task % pairs * 2);
-  }
+    for (int32_t j = begin + warp; j < cut; j += kHeads) {
+      decode_window_pair(records[j], width, pair, tile + (j - begin) * stride + pair * 2);
+    }
 #pragma unroll 8
-  for (int32_t task = cut + thread; task < (end - begin) * pairs; task += kThreads) {
-    const int32_t j = task / pairs;
-    decode_global_pair(records[begin + j], width, task % pairs,
-                       tile + j * stride + task % pairs * 2);
+    for (int32_t j = cut + warp; j < end; j += kHeads) {
+      decode_global_pair(records[j], width, pair, tile + (j - begin) * stride + pair * 2);
+    }
   }
 }
 

@@ -113,8 +113,8 @@ class CommandKey {
   void add_value(const ExpertParts& p) { add_all(p.rows, p.top_k, p.shared); }
   void add_value(const HcLeave& l) { add_all(l.parts, l.y, l.post, l.comb, l.streams); }
   void add_value(const FewExperts& e) {
-    add_all(e.x, e.experts, e.expert_weights, e.gate, e.up, e.down, e.shared_gate, e.shared_up,
-            e.shared_down, e.limit, e.inner, e.out);
+    add_all(e.x, e.experts, e.expert_weights, e.expert_count, e.gate, e.up, e.down, e.shared_gate,
+            e.shared_up, e.shared_down, e.limit, e.inner, e.out);
   }
   void add_value(const PairPlan& p) {
     add_all(p.pair, p.begin, p.tile_expert, p.tile_begin, p.tile_count);

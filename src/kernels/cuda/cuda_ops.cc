@@ -403,7 +403,7 @@ class CudaOps final : public Ops {
           y);
       return;
     }
-    if (fuses_ && few_experts_support(x, weights)) {
+    if (fuses_ && few_experts_support(x, weights, experts.cols)) {
       CHECK(expert_weights.stride == expert_weights.cols);
       held_few(x, weights, experts, expert_weights, y);
       return;
@@ -673,6 +673,7 @@ class CudaOps final : public Ops {
     const int64_t inner = weights.shared.w1.out;
     const ExpertTable& table = expert_table(weights);
     FewExperts few{.x = x, .experts = experts, .expert_weights = expert_weights.data};
+    few.expert_count = static_cast<int32_t>(weights.experts.size());
     few.gate = table.matrix[0];
     few.up = table.matrix[1];
     few.down = table.matrix[2];

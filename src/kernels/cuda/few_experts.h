@@ -11,12 +11,14 @@
 namespace galley::kernels::cuda {
 
 constexpr int64_t kFewExpertRowsMax = ProductSet::kRowsMax;
+constexpr int64_t kFewExpertChoicesMax = 8;
 
 struct FewExperts {
   Rows<const Bf16> x;
   Rows<const int32_t> experts = {};       // [rows, top_k]
   const float* expert_weights = nullptr;  // [rows * top_k]
-  // [experts], device memory, all of one shape
+  // [expert_count], device memory, all of one shape
+  int32_t expert_count = 0;
   const WeightView* gate = nullptr;
   const WeightView* up = nullptr;
   const WeightView* down = nullptr;
@@ -29,7 +31,7 @@ struct FewExperts {
   Rows<Bf16> out = {};
 };
 
-bool few_experts_support(Rows<const Bf16> x, const MoeWeights& weights);
+bool few_experts_support(Rows<const Bf16> x, const MoeWeights& weights, int64_t choices);
 
 // Two launches: inner, then out.
 void launch_few_experts(const FewExperts& experts, Stream stream);
