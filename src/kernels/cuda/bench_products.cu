@@ -191,7 +191,7 @@ Result<void> bench_expert_case(const KernelFloors& floors, const ExpertPeers& pe
   const BenchBuffer weights = TRY(BenchBuffer::create(point.rows * 4));
   const BenchBuffer place = TRY(BenchBuffer::create(point.rows * 4));
   const BenchBuffer row_weight = TRY(BenchBuffer::create((places + 256) * 4));
-  const BenchBuffer begin = TRY(BenchBuffer::create(peers.experts * 8 + 16));
+  const BenchBuffer block_count = TRY(BenchBuffer::create(16));
   const BenchBuffer blocks =
       TRY(BenchBuffer::create(plan_blocks(point.rows, peers.experts, 8) * 16));
   const BenchBuffer x = TRY(BenchBuffer::create(point.rows * inputs * 2));
@@ -204,14 +204,12 @@ Result<void> bench_expert_case(const KernelFloors& floors, const ExpertPeers& pe
   ExpertPlan plan;
   plan.place = place.as<int32_t>();
   plan.row_weight = row_weight.as<float>();
-  plan.begin = begin.as<int32_t>();
-  plan.count = plan.begin + peers.experts;
-  plan.block_count = plan.count + peers.experts;
+  plan.block_count = block_count.as<int32_t>();
   plan.blocks = blocks.as<TokenBlock>();
   plan_experts(nullptr, ids.as<int32_t>(), weights.as<float>(), point.rows, peers.experts, tokens,
                plan);
   quantise_choices(nullptr, Rows<const Bf16>(x.as<Bf16>(), point.rows, inputs), plan.place, 1,
-                   places, x8.as<uint8_t>(), x_scale.as<float>());
+                   {x8.as<uint8_t>(), x_scale.as<float>(), places});
   ProductArguments args{};
   args.expert_bytes = tiles.bytes() / copies / peers.experts;
   args.row_scale = row_scale;

@@ -69,8 +69,6 @@ Workspace carve_workspace(const ExpertShape& shape, int64_t rows, Carver& carver
   work.shared_places = (rows + 7) / 8 * 8;
   work.plan.place = carver.take<int32_t>(choices);
   work.plan.row_weight = carver.take<float>(work.places + 256);
-  work.plan.begin = carver.take<int32_t>(shape.experts);
-  work.plan.count = carver.take<int32_t>(shape.experts);
   work.plan.blocks = carver.take<TokenBlock>(plan_blocks(choices, shape.experts, 8));
   work.plan.block_count = carver.take<int32_t>(1);
   work.x8 = carver.take<uint8_t>(work.places * chunks * kChunk);
@@ -102,25 +100,6 @@ ProductArguments arguments(const FoldShape& shape, const uint8_t* weights, const
   args.y_stride = outputs;
   args.groups = 1;
   return args;
-}
-
-void run_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
-                Rows<const Bf16> x, const Workspace& work) {
-  const auto rows = static_cast<int32_t>(x.rows);
-  quantise_rows(stream, x, work.shared_places, work.shared_x8, work.shared_x_scale);
-  ProductArguments up =
-      arguments(shape.gate_up(), tiles.shared_gate_up, work.shared_x8, work.shared_x_scale,
-                work.shared_places, shape.inner, work.shared_inner);
-  up.rows = rows;
-  up.limit = shape.swiglu_limit;
-  dense_product(stream, ResultForm::kSwiGlu, up);
-  quantise_rows(stream, Rows<const Bf16>(work.shared_inner, x.rows, shape.inner),
-                work.shared_places, work.shared_inner8, work.shared_inner_scale);
-  ProductArguments down =
-      arguments(shape.down(), tiles.shared_down, work.shared_inner8, work.shared_inner_scale,
-                work.shared_places, shape.hidden, work.shared_out);
-  down.rows = rows;
-  dense_product(stream, ResultForm::kBf16, down);
 }
 
 }  // namespace
@@ -171,10 +150,9 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
   const FoldShape up_shape = shape.gate_up();
   const FoldShape down_shape = shape.down();
 
-  run_shared(stream, shape, tiles, x, work);
-
   plan_experts(stream, experts, weights, choices, shape.experts, tokens, work.plan);
-  quantise_choices(stream, x, work.plan.place, shape.top_k, work.places, work.x8, work.x_scale);
+  quantise_choices(stream, x, work.plan.place, shape.top_k, {work.x8, work.x_scale, work.places},
+                   {work.shared_x8, work.shared_x_scale, work.shared_places});
   ProductArguments up = arguments(up_shape, tiles.gate_up, work.x8, work.x_scale, work.places,
                                   shape.inner, work.inner);
   up.expert_bytes = folded_fp4_bytes(up_shape);
@@ -185,9 +163,17 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
   up.row_weight = work.plan.row_weight;
   up.limit = shape.swiglu_limit;
   expert_product(stream, ResultForm::kSwiGlu, tokens, up);
+  ProductArguments shared_up =
+      arguments(up_shape, tiles.shared_gate_up, work.shared_x8, work.shared_x_scale,
+                work.shared_places, shape.inner, work.shared_inner);
+  shared_up.rows = static_cast<int32_t>(x.rows);
+  shared_up.limit = shape.swiglu_limit;
+  dense_product(stream, ResultForm::kSwiGlu, shared_up);
 
   quantise_places(stream, Rows<const Bf16>(work.inner, work.places, shape.inner), work.plan.place,
-                  choices, work.places, work.inner8, work.inner_scale);
+                  choices, {work.inner8, work.inner_scale, work.places},
+                  Rows<const Bf16>(work.shared_inner, x.rows, shape.inner),
+                  {work.shared_inner8, work.shared_inner_scale, work.shared_places});
   ProductArguments down = arguments(down_shape, tiles.down, work.inner8, work.inner_scale,
                                     work.places, shape.hidden, work.out);
   down.expert_bytes = folded_fp4_bytes(down_shape);
@@ -196,6 +182,11 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
   down.blocks = work.plan.blocks;
   down.block_count = work.plan.block_count;
   expert_product(stream, ResultForm::kBf16, tokens, down);
+  ProductArguments shared_down =
+      arguments(down_shape, tiles.shared_down, work.shared_inner8, work.shared_inner_scale,
+                work.shared_places, shape.hidden, work.shared_out);
+  shared_down.rows = static_cast<int32_t>(x.rows);
+  dense_product(stream, ResultForm::kBf16, shared_down);
 
   combine_experts(stream, Rows<const Bf16>(work.out, work.places, shape.hidden), work.plan.place,
                   shape.top_k, Rows<const Bf16>(work.shared_out, x.rows, shape.hidden), y);

@@ -14,12 +14,12 @@ namespace galley::kernels::cuda {
 struct ExpertPlan {
   int32_t* place = nullptr;      // [rows * top_k] where each choice went
   float* row_weight = nullptr;   // [places + 256]
-  int32_t* begin = nullptr;      // [experts] first place
-  int32_t* count = nullptr;      // [experts]
   TokenBlock* blocks = nullptr;  // [blocks_max]
   int32_t* block_count = nullptr;
 };
 
+// Experts that a plan may have: a thread of a block each.
+constexpr int32_t kExpertsMax = 1024;
 // Places that `choices` rows of `experts` experts may take, gaps included.
 constexpr int64_t plan_places(int64_t choices, int64_t experts) {
   return (choices + 7) / 8 * 8 + 8 * (experts + 1);
@@ -34,13 +34,21 @@ constexpr int64_t plan_blocks(int64_t choices, int64_t experts, int64_t tokens) 
 void plan_experts(Stream stream, const int32_t* experts, const float* weights, int64_t choices,
                   int32_t expert_count, int32_t block_tokens, const ExpertPlan& plan);
 
-// Q8 tiles of x [rows, columns], each row to the places of its top_k choices.
+// Rows in Q8 tiles: codes [chunks][places][128], scales [chunks][places]. `places` is a multiple
+// of 8. Without x8 nothing is wanted.
+struct QuantisedRows {
+  uint8_t* x8 = nullptr;
+  float* scale = nullptr;
+  int64_t places = 0;
+};
+// x [rows, columns] to `choices`, each row to the places of its top_k choices, and in its order to
+// `rows`.
 void quantise_choices(Stream stream, Rows<const Bf16> x, const int32_t* place, int32_t top_k,
-                      int64_t places, uint8_t* x8, float* x_scale);
-// Q8 tiles of rows that are in their places already (`choices` of them).
+                      const QuantisedRows& choices, const QuantisedRows& rows = {});
+// Rows of x that are in their places already (`choices` of them), and all of y in order.
 void quantise_places(Stream stream, Rows<const Bf16> x, const int32_t* place, int64_t choices,
-                     int64_t places, uint8_t* x8, float* x_scale);
-// Q8 tiles of all rows of x, in order. `places` >= x.rows, a multiple of 8.
+                     const QuantisedRows& x_to, Rows<const Bf16> y, const QuantisedRows& y_to);
+// All rows of x, in order. `places` >= x.rows.
 void quantise_rows(Stream stream, Rows<const Bf16> x, int64_t places, uint8_t* x8, float* x_scale);
 
 // y[r] = bf16(sum of f32(expert_rows[place]) in the order of the choices, then f32(shared[r])).

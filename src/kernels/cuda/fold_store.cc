@@ -43,8 +43,9 @@ int64_t FoldStore::experts_bytes(const MoeWeights& layer) const {
   const int64_t hidden = layer.experts[0].w1.in;
   const int64_t inner = layer.experts[0].w1.out;
   const bool fits =
-      hidden >= kWidthMin && inner >= kWidthMin && hidden % kWidthUnit == 0 &&
-      inner % kWidthUnit == 0 && is_expert(layer.shared, WeightFormat::kFp8Tile32, hidden, inner) &&
+      std::ssize(layer.experts) <= kExpertsMax && hidden >= kWidthMin && inner >= kWidthMin &&
+      hidden % kWidthUnit == 0 && inner % kWidthUnit == 0 &&
+      is_expert(layer.shared, WeightFormat::kFp8Tile32, hidden, inner) &&
       std::all_of(layer.experts.begin(), layer.experts.end(), [&](const auto& expert) {
         return is_expert(expert, WeightFormat::kFp4Row32, hidden, inner);
       });

@@ -2,7 +2,9 @@
 //
 // Groups of 32 are quantised as specified, then moved to the largest of the four scales of their
 // 128: a value changes only below 2^-13.8 of that 128's largest, by at most 2^-17.8 of it.
-// Floor: 2 bytes in and 1.03 out for each value. Half a warp owns a row's 128, 16 bytes a lane.
+// Floor: 2 bytes in and 1.03 out for each value and copy. Eight lanes own a row's 128, 32 bytes
+// each; a block has 8 rows, the swizzle's period, by 512 columns. What a row goes to is asked for
+// before its values are there.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -10,6 +12,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/expert_plan.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/weight_tiles.h"
 #include "kernels/tensor.h"
@@ -21,70 +24,130 @@ __device__ __forceinline__ float power_of_two(int32_t biased) {
   return __int_as_float(biased << 23);
 }
 
-// Which row of x goes where: item i is row i of x and goes to place[i * copies + c] for each copy
-// c; in place: item i is row place[i] and stays there. Places below 0 are skipped; without a list
-// rows keep their numbers.
-struct QuantiseRows {
+// Rows of x to be quantised. Item i is row i of x and goes to place[i * copies + c] of `listed` for
+// each copy c; in place: item i is row place[i] and stays there. Places below 0 are skipped. In its
+// own number it goes to `numbered` besides. Either may have no x8.
+struct QuantiseTask {
+  Rows<const Bf16> x = {};
+  int64_t items = 0;
   const int32_t* place = nullptr;
   int32_t copies = 1;
   bool in_place = false;
+  QuantisedRows listed = {};
+  QuantisedRows numbered = {};
 };
 
-// x8 [chunks][places][128], scale [chunks][places].
-__global__ void __launch_bounds__(256)
-    quantise_tiles_kernel(Rows<const Bf16> x, int64_t items, QuantiseRows rows, int64_t places,
-                          uint8_t* __restrict__ x8, float* __restrict__ scale) {
-  await_earlier();
-  const int32_t columns = static_cast<int32_t>(x.cols);
-  const int32_t chunks = (columns + kChunk - 1) / kChunk;
-  const int64_t group = (static_cast<int64_t>(blockIdx.x) * blockDim.x + threadIdx.x) / 16;
-  const int64_t item = group / chunks;
-  const int32_t chunk = static_cast<int32_t>(group % chunks);
-  const int32_t lane = threadIdx.x & 15;
-  const int64_t from = item >= items ? -1 : rows.in_place ? rows.place[item] : item;
-  const int32_t column = chunk * kChunk + lane * 8;
+struct QuantisedPiece {
+  uint4 codes;
+  float scale;
+};
 
-  uint4 raw = {0, 0, 0, 0};
-  if (from >= 0 && column < columns) {
-    raw = *reinterpret_cast<const uint4*>(x.data + from * x.stride + column);
-  }
-  float value[8];
-  const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
-  float largest = 1e-4F;
+// 16 values of each of 8 neighbouring lanes. P2(a, 448) of the two lanes of a group: up to the next
+// power of two unless it is one.
+__device__ __forceinline__ QuantisedPiece quantise_piece(const uint4 (&raw)[2]) {
+  const uint32_t words[8] = {raw[0].x, raw[0].y, raw[0].z, raw[0].w,
+                             raw[1].x, raw[1].y, raw[1].z, raw[1].w};
+  const auto magnitudes = [&](int32_t i) {
+    const uint32_t word = words[i] & 0x7fff7fffU;
+    return *reinterpret_cast<const __nv_bfloat162*>(&word);
+  };
+  __nv_bfloat162 pair = magnitudes(0);
 #pragma unroll
-  for (int32_t i = 0; i < 4; ++i) {
-    value[2 * i] = __uint_as_float(words[i] << 16);
-    value[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000U);
-    largest = fmaxf(largest, fmaxf(fabsf(value[2 * i]), fabsf(value[2 * i + 1])));
-  }
+  for (int32_t i = 1; i < 8; ++i) pair = __hmax2(pair, magnitudes(i));
+  float largest = fmaxf(1e-4F, fmaxf(__low2float(pair), __high2float(pair)));
   largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 1));
-  largest = fmaxf(largest, __shfl_xor_sync(0xffffffffU, largest, 2));
-  // P2(a, 448): up to the next power of two unless it is one.
   const uint32_t bits = __float_as_uint(__fmul_rn(largest, 1.0F / 448.0F));
   const int32_t exponent = static_cast<int32_t>(bits >> 23) + ((bits & 0x7fffffU) != 0 ? 1 : 0);
-  int32_t base = max(exponent, __shfl_xor_sync(0xffffffffU, exponent, 4));
-  base = max(base, __shfl_xor_sync(0xffffffffU, base, 8));
+  int32_t base = max(exponent, __shfl_xor_sync(0xffffffffU, exponent, 2));
+  base = max(base, __shfl_xor_sync(0xffffffffU, base, 4));
 
   const float inverse = power_of_two(254 - exponent);
-  const float shift = exponent - base < -126 ? 0.0F : power_of_two(127 + exponent - base);
-  uint32_t packed[2] = {0, 0};
+  // Halves hold every code, and its product with a shift down to 2^-24 where it does not round to
+  // zero anyway (below 2^-10).
+  const __half2 shift = __float2half2_rn(power_of_two(127 - min(base - exponent, 30)));
+  QuantisedPiece piece;
+  uint32_t packed[4];
 #pragma unroll
   for (int32_t i = 0; i < 8; ++i) {
-    const auto code = __nv_cvt_float_to_fp8(value[i] * inverse, __NV_SATFINITE, __NV_E4M3);
-    const __half_raw half = __nv_cvt_fp8_to_halfraw(code, __NV_E4M3);
-    const float moved = __half2float(__half(half)) * shift;
-    const auto folded = __nv_cvt_float_to_fp8(moved, __NV_SATFINITE, __NV_E4M3);
-    packed[i / 4] |= static_cast<uint32_t>(folded) << (8 * (i % 4));
+    const float2 value = {__uint_as_float(words[i] << 16) * inverse,
+                          __uint_as_float(words[i] & 0xffff0000U) * inverse};
+    const auto code = __nv_cvt_float2_to_fp8x2(value, __NV_SATFINITE, __NV_E4M3);
+    const __half2 moved = __hmul2(__half2(__nv_cvt_fp8x2_to_halfraw2(code, __NV_E4M3)), shift);
+    const auto folded = static_cast<uint32_t>(
+        __nv_cvt_halfraw2_to_fp8x2(static_cast<__half2_raw>(moved), __NV_SATFINITE, __NV_E4M3));
+    packed[i / 2] = i % 2 == 0 ? folded : packed[i / 2] | folded << 16;
   }
-  if (from < 0) return;
-  for (int32_t copy = 0; copy < rows.copies; ++copy) {
-    const int64_t row = rows.place == nullptr ? item : rows.place[item * rows.copies + copy];
-    if (row < 0) continue;
-    const int64_t place = static_cast<int64_t>(chunk) * places + row;
-    const int32_t piece = (lane / 2) ^ static_cast<int32_t>(row & 7);
-    *reinterpret_cast<uint2*>(x8 + place * kChunk + piece * 16 + (lane & 1) * 8) = {packed[0],
-                                                                                    packed[1]};
-    if (lane == 0) scale[place] = power_of_two(base);
+  piece.codes = {packed[0], packed[1], packed[2], packed[3]};
+  piece.scale = power_of_two(base);
+  return piece;
+}
+
+__device__ __forceinline__ void store_piece(const QuantisedRows& to, int32_t chunk, int64_t row,
+                                            int32_t lane, const QuantisedPiece& piece) {
+  const int64_t place = static_cast<int64_t>(chunk) * to.places + row;
+  const int32_t at = lane ^ static_cast<int32_t>(row & 7);
+  *reinterpret_cast<uint4*>(to.x8 + place * kChunk + at * 16) = piece.codes;
+  if (lane == 0) to.scale[place] = piece.scale;
+}
+
+constexpr int32_t kQuantiseThreads = 256;
+constexpr int32_t kQuantiseRows = 8;    // of a block, times kRows
+constexpr int32_t kQuantiseChunks = 4;  // of a block
+
+// Blocks of x: kQuantiseChunks chunks each; of y: 8 kRows rows, those of `first` before those of
+// `second`.
+template <int kRows>
+__global__ void __launch_bounds__(kQuantiseThreads)
+    quantise_tiles_kernel(const __grid_constant__ QuantiseTask first,
+                          const __grid_constant__ QuantiseTask second, int32_t first_blocks) {
+  await_earlier();
+  const bool is_first = static_cast<int32_t>(blockIdx.y) < first_blocks;
+  const QuantiseTask task = is_first ? first : second;
+  const int64_t begin =
+      (static_cast<int64_t>(blockIdx.y) - (is_first ? 0 : first_blocks)) * kQuantiseRows * kRows +
+      threadIdx.x / 32;
+  const int32_t lane = threadIdx.x & 7;
+  const auto chunk = static_cast<int32_t>(blockIdx.x * kQuantiseChunks + (threadIdx.x & 31) / 8);
+  const int32_t column = chunk * kChunk + lane * 16;
+
+  int64_t from[kRows];
+  int32_t to[kRows];  // of copy `lane`
+#pragma unroll
+  for (int32_t r = 0; r < kRows; ++r) {
+    const int64_t item = begin + r * kQuantiseRows;
+    from[r] = item < task.items ? item : -1;
+    to[r] = -1;
+    if (from[r] < 0 || task.place == nullptr) continue;
+    if (task.in_place) {
+      to[r] = task.place[item];
+      from[r] = to[r];
+    } else if (lane < task.copies) {
+      to[r] = task.place[item * task.copies + lane];
+    }
+  }
+  uint4 raw[kRows][2];
+#pragma unroll
+  for (int32_t r = 0; r < kRows; ++r) {
+    raw[r][0] = {0, 0, 0, 0};
+    raw[r][1] = {0, 0, 0, 0};
+    if (from[r] < 0 || column >= task.x.cols) continue;
+    const auto* x = reinterpret_cast<const uint4*>(task.x.data + from[r] * task.x.stride + column);
+    raw[r][0] = x[0];
+    if (column + 8 < task.x.cols) raw[r][1] = x[1];
+  }
+  const bool inside = chunk * kChunk < task.x.cols;
+#pragma unroll
+  for (int32_t r = 0; r < kRows; ++r) {
+    const QuantisedPiece piece = quantise_piece(raw[r]);
+    const int64_t item = begin + r * kQuantiseRows;
+    const bool mine = item < task.items && inside;
+    if (task.numbered.x8 != nullptr && mine) store_piece(task.numbered, chunk, item, lane, piece);
+    if (task.listed.x8 == nullptr) continue;
+    for (int32_t copy = 0; copy < task.copies; ++copy) {
+      int32_t place = __shfl_sync(0xffffffffU, to[r], copy & 7, 8);
+      if (copy >= 8 && mine) place = task.place[item * task.copies + copy];
+      if (mine && place >= 0) store_piece(task.listed, chunk, place, lane, piece);
+    }
   }
 }
 
