@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <memory>
+#include <utility>
 #include <vector>
 
 #include "kernels/cuda/cuda_ops.h"
@@ -82,6 +84,60 @@ TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
       const std::vector<uint8_t> part = run(begin, count);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
           << out << " outputs, " << count << " rows from " << begin;
+    }
+  }
+}
+
+// Experts take other forms of plan, quantisers and products as choices become more: 8, 800 and
+// 4,096 of them, and 6 for which sums are unrolled.
+TEST_F(CudaReleasedRows, ExpertsDoNotSeeOtherRows) {
+  Random random(83);
+  constexpr int64_t kExperts = 8;
+  constexpr int64_t kRows = 1100;
+  constexpr int64_t kHidden = 5120;
+  constexpr int64_t kInner = 2304;
+  std::vector<StoredWeight> stored;
+  for (int64_t e = 0; e <= kExperts; ++e) {
+    const auto format = e < kExperts ? WeightFormat::kFp4Row32 : WeightFormat::kFp8Tile32;
+    stored.emplace_back(random, format, kInner, kHidden);
+    stored.emplace_back(random, format, kInner, kHidden);
+    stored.emplace_back(random, format, kHidden, kInner);
+  }
+  std::vector<ExpertWeights> experts;
+  for (size_t at = 0; at < stored.size(); at += 3) {
+    experts.push_back({stored[at].view(), stored[at + 1].view(), stored[at + 2].view()});
+  }
+  MoeWeights weights;
+  weights.shared = experts.back();
+  experts.pop_back();
+  weights.experts = experts;
+  const std::vector<Bf16> x = random.bf16(kRows * kHidden);
+  for (const int64_t top_k : {6, 4}) {
+    std::vector<int32_t> chosen;
+    for (int64_t row = 0; row < kRows; ++row) {
+      // Unevenly: all but a few of the last ones, rotated by a random amount now and then.
+      const auto shift = static_cast<int32_t>(random.below(3) == 0 ? random.below(kExperts) : 0);
+      std::vector<int32_t> ids;
+      for (int32_t k = 0; k < top_k; ++k) ids.push_back((k + shift) % int32_t{kExperts});
+      std::sort(ids.begin(), ids.end());
+      chosen.insert(chosen.end(), ids.begin(), ids.end());
+    }
+    std::vector<float> factors = random.f32(kRows * top_k);
+    for (float& factor : factors) factor = std::fabs(factor) * 0.2F;
+    const auto run = [&](int64_t begin, int64_t count) {
+      std::vector<Bf16> y(static_cast<size_t>(count * kHidden));
+      ops_->moe(as_rows(x, kRows).slice(begin, count), weights,
+                as_rows(std::as_const(chosen), kRows).slice(begin, count),
+                as_rows(std::as_const(factors), kRows).slice(begin, count), as_rows(y, count));
+      return bytes_of(y);
+    };
+    const std::vector<uint8_t> all = run(0, kRows);
+    const int64_t row_bytes = std::ssize(all) / kRows;
+    for (const int64_t count : {1, 2, 9, 130, 700}) {
+      const int64_t begin = (kRows - count) / 3;
+      const std::vector<uint8_t> part = run(begin, count);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
+          << top_k << " choices, " << count << " rows from " << begin;
     }
   }
 }

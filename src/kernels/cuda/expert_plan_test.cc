@@ -1,0 +1,119 @@
+// Plans of experts, made by one block and by a cluster, against plain loops: places, factors and
+// token blocks are exactly what the rule of expert_plan.h says.
+//
+// Skipped without a usable device.
+#include "kernels/cuda/expert_plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <vector>
+
+#include "kernels/cuda/device_memory.h"
+
+namespace galley::kernels::cuda {
+namespace {
+
+struct PlanCase {
+  int64_t choices;
+  int32_t experts;
+  int32_t drawn_from;  // more than `experts`: some are elsewhere
+  int32_t block_tokens;
+};
+
+// One after another: experts ascending, each from a multiple of 8 on, choices in their order.
+struct ExpectedPlan {
+  ExpectedPlan(const PlanCase& c, const std::vector<int32_t>& chosen) {
+    std::vector<int32_t> next(static_cast<size_t>(c.experts));
+    int32_t begin = 0;
+    for (int32_t e = 0; e < c.experts; ++e) {
+      const auto count = static_cast<int32_t>(std::count(chosen.begin(), chosen.end(), e));
+      next[static_cast<size_t>(e)] = begin;
+      for (int32_t row = 0; row < count; row += c.block_tokens) {
+        blocks.push_back({e, begin + row, std::min(c.block_tokens, count - row), 0});
+      }
+      begin += (count + 7) / 8 * 8;
+    }
+    for (const int32_t e : chosen) {
+      place.push_back(e >= 0 && e < c.experts ? next[static_cast<size_t>(e)]++ : -1);
+    }
+  }
+  std::vector<int32_t> place;
+  std::vector<TokenBlock> blocks;
+};
+
+TEST(CudaExpertPlan, PlacesFollowTheRule) {
+  if (const auto device = open_device(0); !device) GTEST_SKIP() << device.error().message;
+  const auto memory = make_device_memory(nullptr, [] {});
+  std::mt19937 random(1);
+  for (const PlanCase& c : {PlanCase{6, 384, 384, 8},
+                            {18, 12, 12, 80},
+                            {384, 7, 7, 80},
+                            {4096, 384, 384, 80},
+                            {4097, 384, 384, 80},
+                            {5000, 3, 5, 160},
+                            {33'000, 1024, 1024, 80},
+                            {98'304, 384, 384, 160},
+                            {98'304, 7, 384, 160}}) {
+    SCOPED_TRACE(std::to_string(c.choices) + " choices of " + std::to_string(c.experts));
+    std::vector<int32_t> chosen;
+    std::vector<float> weights;
+    for (int64_t i = 0; i < c.choices; ++i) {
+      const double u = std::uniform_real_distribution<double>()(random);
+      // Skewed; experts of others by their number or as -1.
+      const auto e = static_cast<int32_t>(u * u * c.drawn_from);
+      chosen.push_back(e >= c.experts && e % 2 == 0 ? -1 : e);
+      weights.push_back(static_cast<float>(i));
+    }
+    const ExpectedPlan expected(c, chosen);
+
+    const int64_t places = plan_places(c.choices, c.experts);
+    const int64_t blocks_max = plan_blocks(c.choices, c.experts, c.block_tokens);
+    ASSERT_LE(std::ssize(expected.blocks), blocks_max);
+    const auto block = [&](int64_t count, size_t size) {
+      return MemoryBlock::create(*memory, count * static_cast<int64_t>(size), "a test").value();
+    };
+    const MemoryBlock ids = block(c.choices, sizeof(int32_t));
+    const MemoryBlock factors = block(c.choices, sizeof(float));
+    const MemoryBlock place = block(c.choices, sizeof(int32_t));
+    const MemoryBlock row_weight = block(places + 256, sizeof(float));
+    const MemoryBlock blocks = block(blocks_max, sizeof(TokenBlock));
+    const MemoryBlock block_count = block(1, sizeof(int32_t));
+    memory->write(ids.data(), chosen.data(), ids.bytes());
+    memory->write(factors.data(), weights.data(), factors.bytes());
+    const ExpertPlan plan{.place = reinterpret_cast<int32_t*>(place.data()),
+                          .row_weight = reinterpret_cast<float*>(row_weight.data()),
+                          .blocks = reinterpret_cast<TokenBlock*>(blocks.data()),
+                          .block_count = reinterpret_cast<int32_t*>(block_count.data())};
+    plan_experts(nullptr, reinterpret_cast<const int32_t*>(ids.data()),
+                 reinterpret_cast<const float*>(factors.data()), c.choices, c.experts,
+                 c.block_tokens, plan);
+    ASSERT_TRUE(check_launch("a plan"));
+
+    std::vector<int32_t> our_place(chosen.size());
+    std::vector<float> our_factors(static_cast<size_t>(places));
+    std::vector<TokenBlock> our_blocks(static_cast<size_t>(blocks_max));
+    int32_t our_count = -1;
+    memory->read(our_place.data(), place.data(), place.bytes());
+    memory->read(our_factors.data(), row_weight.data(), places * int64_t{sizeof(float)});
+    memory->read(our_blocks.data(), blocks.data(), blocks.bytes());
+    memory->read(&our_count, block_count.data(), block_count.bytes());
+    EXPECT_TRUE(our_place == expected.place);
+    for (size_t i = 0; i < chosen.size(); ++i) {
+      if (expected.place[i] < 0) continue;
+      ASSERT_EQ(our_factors[static_cast<size_t>(expected.place[i])], weights[i]) << "choice " << i;
+    }
+    ASSERT_EQ(our_count, std::ssize(expected.blocks));
+    for (size_t i = 0; i < expected.blocks.size(); ++i) {
+      const TokenBlock& ours = our_blocks[i];
+      const TokenBlock& theirs = expected.blocks[i];
+      ASSERT_TRUE(ours.expert == theirs.expert && ours.row == theirs.row &&
+                  ours.rows == theirs.rows)
+          << "block " << i;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace galley::kernels::cuda
