@@ -1,14 +1,33 @@
 // Floors: the plan reads 8 bytes a choice and writes 8: nothing but latency; the quantiser reads 2
-// bytes and writes 1.03 top_k; combine reads 2 (top_k + 1) and writes 2 bytes a value.
+// bytes and writes 1.03 (top_k + 1); combine reads 2 (top_k + 1) and writes 2 bytes a value.
 //
 // The plan is one launch: a block where there are few choices, else a cluster of eight whose blocks
 // tell each other their counts. Every warp has a run of choices and counts of its own for each
 // expert, so that prefixes of counts give each choice the same place however the warps run: the
-// choices of an expert lie in their order. Choices are read twice. Before, a warp of each expert
-// read all of them: 1.2 ms at 98,304 choices of 384 experts.
+// choices of an expert lie in their order. Runs of 32 stay in registers, longer ones are read
+// twice.
 //
 // The other two are bound by memory once enough of it is asked for at a time: no division by a
-// run-time width, places asked for in front of the rows, and all rows of a sum at once.
+// run-time width, places asked for in front of the rows, all rows of a sum at once, and one launch
+// for all that one input becomes.
+//
+// On an H200, us, in a graph of calls; before: a warp of each expert read all choices, and the
+// shared expert's rows had launches of their own.
+//
+//   rows x 6 of experts                     before   now
+//   plan, 4 of 384                             3.5   2.2
+//   plan, 64 of 7                              4.9   2.0
+//   plan, 384 of 7                            12.6   3.6
+//   plan, 16,384 of 384                        512    23
+//   input, 64 of 7                             4.4   2.1
+//   input, 16,384 of 384                       351   265  2.9 TB/s, five sixths of them written
+//   inner, 64 of 7                             3.8   2.1
+//   inner, 16,384 of 384                       312   217  3.7 TB/s
+//   combine, 16,384 of 384                     313   302  4.45 TB/s
+//
+// The plan of many choices is bound by its scattered stores of 4 bytes, which eight multiprocessors
+// issue. Inners taken in the order of their places, not of the choices, would be 38 us faster
+// still; their number is known on the device alone.
 #include <cuda_bf16.h>
 
 #include <algorithm>
@@ -24,8 +43,7 @@ namespace {
 
 constexpr int32_t kPlanThreads = kExpertsMax;  // a thread owns an expert
 constexpr int32_t kPlanWarps = kPlanThreads / 32;
-constexpr uint32_t kPlanCluster = 8;
-constexpr int64_t kFewChoices = 4096;  // for one block
+constexpr int64_t kPlanCluster = 8;
 constexpr int32_t kCombineThreads = 128;
 constexpr int64_t kGridRowsMax = 65535;  // blocks of y
 
@@ -46,65 +64,85 @@ struct BlockScan {
   int2 before;
   int2 all;
 };
-__device__ __forceinline__ BlockScan block_scan(int2 mine, int2 (&warp_sum)[kPlanWarps]) {
+__device__ __forceinline__ int2 warp_scan(int2 inclusive) {
   const int32_t lane = threadIdx.x & 31;
-  const int32_t warp = threadIdx.x >> 5;
-  int2 inclusive = mine;
   for (int32_t step = 1; step < 32; step *= 2) {
     const int32_t x = __shfl_up_sync(0xffffffffU, inclusive.x, step);
     const int32_t y = __shfl_up_sync(0xffffffffU, inclusive.y, step);
     if (lane >= step) inclusive = {inclusive.x + x, inclusive.y + y};
   }
+  return inclusive;
+}
+__device__ __forceinline__ int2 from_lane(int2 value, int32_t lane) {
+  return {__shfl_sync(0xffffffffU, value.x, lane), __shfl_sync(0xffffffffU, value.y, lane)};
+}
+__device__ __forceinline__ BlockScan block_scan(int2 mine, int2 (&warp_sum)[kPlanWarps]) {
+  const auto lane = static_cast<int32_t>(threadIdx.x & 31);
+  const auto warp = static_cast<int32_t>(threadIdx.x >> 5);
+  const int2 inclusive = warp_scan(mine);
   if (lane == 31) warp_sum[warp] = inclusive;
   __syncthreads();
-  BlockScan scan{{inclusive.x - mine.x, inclusive.y - mine.y}, {0, 0}};
-#pragma unroll
-  for (int32_t i = 0; i < kPlanWarps; ++i) {
-    const int2 sum = warp_sum[i];
-    if (i < warp) scan.before = {scan.before.x + sum.x, scan.before.y + sum.y};
-    scan.all = {scan.all.x + sum.x, scan.all.y + sum.y};
-  }
-  return scan;
+  const int32_t warps = static_cast<int32_t>(blockDim.x >> 5);
+  const int2 sums = warp_scan(lane < warps ? warp_sum[lane] : int2{0, 0});
+  const int2 before = warp > 0 ? from_lane(sums, warp - 1) : int2{0, 0};
+  return {{before.x + inclusive.x - mine.x, before.y + inclusive.y - mine.y}, from_lane(sums, 31)};
 }
 
 // One cluster of gridDim.x blocks. Shared: [warps][experts] counts, then [experts] each of the
-// block's counts and of first places.
+// block's counts and of first places. kOnce: no warp has more than 32 choices, which then stay in
+// its registers.
+template <bool kOnce>
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(const int32_t* __restrict__ experts, const float* __restrict__ weights,
                 int64_t choices, int32_t expert_count, int32_t block_tokens, ExpertPlan plan) {
-  await_earlier();
   extern __shared__ int32_t counts[];
   __shared__ int2 warp_sum[kPlanWarps];
   const auto rank = static_cast<int64_t>(blockIdx.x);
   const auto blocks = static_cast<int64_t>(gridDim.x);
-  const int32_t warp = threadIdx.x >> 5;
-  const int32_t lane = threadIdx.x & 31;
-  int32_t* const block_count = counts + kPlanWarps * expert_count;
+  const auto warps = static_cast<int32_t>(blockDim.x >> 5);
+  const auto warp = static_cast<int32_t>(threadIdx.x >> 5);
+  const auto lane = static_cast<int32_t>(threadIdx.x & 31);
+  int32_t* const block_count = counts + warps * expert_count;
   int32_t* const begin_of = block_count + expert_count;
   int32_t* const mine = counts + warp * expert_count;
   const auto expert = static_cast<int32_t>(threadIdx.x);
 
-  // A warp's run of choices, a multiple of 32.
-  const int64_t run = (choices + blocks * kPlanThreads - 1) / (blocks * kPlanThreads) * 32;
-  const int64_t first = (rank * kPlanWarps + warp) * run;
+  // A warp's run of choices, a multiple of 32, and the warps of this block that have one.
+  const int64_t threads = blocks * blockDim.x;
+  const int64_t run = kOnce ? 32 : (choices + threads - 1) / threads * 32;
+  const int64_t block_first = rank * warps * run;
+  const int64_t first = block_first + warp * run;
   const int64_t last = min(first + run, choices);
-  for (int32_t e = lane; e < expert_count; e += 32) mine[e] = 0;
-  __syncwarp();
+  const int64_t used = (choices - block_first + run - 1) / run;
   const auto expert_of = [&](int64_t i) {
     const int32_t id = i < last ? experts[i] : -1;
     return id < expert_count ? id : -1;
   };
-  // Counts of whole numbers: the order of additions does not show.
-#pragma unroll 4
-  for (int64_t i = first + lane; i < last; i += 32) {
-    const int32_t id = expert_of(i);
-    if (id >= 0) atomicAdd(mine + id, 1);
+  for (int32_t e = lane; e < expert_count; e += 32) mine[e] = 0;
+  __syncwarp();
+  await_earlier();
+
+  int32_t id = expert_of(first + lane);
+  float weight = 0.0F;
+  uint32_t equal = 0;
+  if constexpr (kOnce) {
+    if (first + lane < last) weight = weights[first + lane];
+    equal = __match_any_sync(0xffffffffU, id);
+    if (id >= 0 && (equal & ((1U << lane) - 1)) == 0) mine[id] = __popc(equal);
+  } else {
+    // Counts of whole numbers: the order of additions does not show.
+    int32_t other = id;
+    for (int64_t i = first + lane; i < last; i += 32) {
+      if (other >= 0) atomicAdd(mine + other, 1);
+      other = expert_of(i + 32);
+    }
   }
   __syncthreads();
   if (expert < expert_count) {
     int32_t before = 0;
 #pragma unroll
     for (int32_t w = 0; w < kPlanWarps; ++w) {
+      if (w >= warps || w >= used) continue;
       const int32_t count = counts[w * expert_count + expert];
       counts[w * expert_count + expert] = before;
       before += count;
@@ -117,8 +155,8 @@ __global__ void __launch_bounds__(kPlanThreads)
     cluster_sync();
     if (expert < expert_count) {
 #pragma unroll
-      for (uint32_t b = 0; b < kPlanCluster; ++b) {
-        const int32_t there = read_remote(block_count + expert, b);
+      for (int64_t b = 0; b < kPlanCluster; ++b) {
+        const int32_t there = read_remote(block_count + expert, static_cast<uint32_t>(b));
         before += b < rank ? there : 0;
         count += there;
       }
@@ -131,20 +169,23 @@ __global__ void __launch_bounds__(kPlanThreads)
   if (expert < expert_count) begin_of[expert] = scan.before.x + before;
   __syncthreads();
 
-  int32_t next = expert_of(first + lane);
   for (int64_t start = first; start < last; start += 32) {
     const int64_t i = start + lane;
-    const int32_t id = next;
-    next = expert_of(i + 32);
-    const float weight = id >= 0 ? weights[i] : 0.0F;
-    const uint32_t equal = __match_any_sync(0xffffffffU, id);
+    const int32_t next = kOnce ? -1 : expert_of(i + 32);
+    if constexpr (!kOnce) {
+      weight = id >= 0 ? weights[i] : 0.0F;
+      equal = __match_any_sync(0xffffffffU, id);
+    }
     const uint32_t lower = equal & ((1U << lane) - 1);
     const int32_t place = id >= 0 ? begin_of[id] + mine[id] + __popc(lower) : -1;
-    __syncwarp();
-    if (id >= 0 && lower == 0) mine[id] += __popc(equal);
-    __syncwarp();
+    if constexpr (!kOnce) {
+      __syncwarp();
+      if (id >= 0 && lower == 0) mine[id] += __popc(equal);
+      __syncwarp();
+    }
     if (i < last) plan.place[i] = place;
     if (id >= 0) plan.row_weight[place] = weight;
+    id = next;
   }
   // The list of token blocks, experts ascending.
   if (expert < expert_count) {
@@ -209,24 +250,17 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
 }
 
-template <int kRows>
-void launch_quantise_rows(Stream stream, const QuantiseTask& first, const QuantiseTask& second) {
-  const auto blocks_of = [](const QuantiseTask& task) {
-    return static_cast<uint32_t>((task.items + kQuantiseRows * kRows - 1) /
-                                 (kQuantiseRows * kRows));
-  };
-  const int64_t chunks = std::max(tiled_chunks(first.x.cols), tiled_chunks(second.x.cols));
-  const dim3 grid(static_cast<uint32_t>((chunks + kQuantiseChunks - 1) / kQuantiseChunks),
-                  blocks_of(first) + blocks_of(second));
-  launch_kernel(quantise_tiles_kernel<kRows>, {grid, kQuantiseThreads}, stream, first, second,
-                static_cast<int32_t>(blocks_of(first)));
-}
-
 void launch_quantise(Stream stream, const QuantiseTask& first, const QuantiseTask& second = {}) {
-  const int64_t items = first.items + second.items;
-  if (items == 0) return;
-  if (items < 1024) return launch_quantise_rows<1>(stream, first, second);
-  launch_quantise_rows<2>(stream, first, second);
+  const auto blocks_of = [](int64_t count, int32_t of_block) {
+    return static_cast<uint32_t>((count + of_block - 1) / of_block);
+  };
+  const uint32_t first_blocks = blocks_of(first.items, kQuantiseRows);
+  const uint32_t blocks = first_blocks + blocks_of(second.items, kQuantiseRows);
+  if (blocks == 0) return;
+  const int64_t chunks = std::max(tiled_chunks(first.x.cols), tiled_chunks(second.x.cols));
+  launch_kernel(quantise_tiles_kernel,
+                {dim3(blocks, blocks_of(chunks, kQuantiseChunks)), kQuantiseThreads}, stream, first,
+                second, static_cast<int32_t>(first_blocks));
 }
 
 }  // namespace
@@ -234,11 +268,14 @@ void launch_quantise(Stream stream, const QuantiseTask& first, const QuantiseTas
 void plan_experts(Stream stream, const int32_t* experts, const float* weights, int64_t choices,
                   int32_t expert_count, int32_t block_tokens, const ExpertPlan& plan) {
   CHECK(expert_count <= kExpertsMax);
-  const uint32_t blocks = choices <= kFewChoices ? 1 : kPlanCluster;
-  const size_t shared_bytes =
-      sizeof(int32_t) * (kPlanWarps + 2) * static_cast<size_t>(expert_count);
-  launch_kernel(plan_kernel, {blocks, kPlanThreads, shared_bytes, blocks}, stream, experts, weights,
-                choices, expert_count, block_tokens, plan);
+  const auto whole_warps = [](int64_t count) { return (count + 31) / 32 * 32; };
+  const int64_t blocks = choices <= kPlanThreads ? 1 : kPlanCluster;
+  const int64_t threads =
+      blocks > 1 ? kPlanThreads : std::max(whole_warps(choices), whole_warps(expert_count));
+  const int64_t shared_bytes = int64_t{sizeof(int32_t)} * (threads / 32 + 2) * expert_count;
+  launch_kernel(choices <= blocks * threads ? plan_kernel<true> : plan_kernel<false>,
+                {blocks, threads, static_cast<size_t>(shared_bytes), static_cast<uint32_t>(blocks)},
+                stream, experts, weights, choices, expert_count, block_tokens, plan);
 }
 
 void quantise_choices(Stream stream, Rows<const Bf16> x, const int32_t* place, int32_t top_k,

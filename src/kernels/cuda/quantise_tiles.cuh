@@ -91,63 +91,49 @@ __device__ __forceinline__ void store_piece(const QuantisedRows& to, int32_t chu
 }
 
 constexpr int32_t kQuantiseThreads = 256;
-constexpr int32_t kQuantiseRows = 8;    // of a block, times kRows
+constexpr int32_t kQuantiseRows = 8;    // of a block
 constexpr int32_t kQuantiseChunks = 4;  // of a block
 
-// Blocks of x: kQuantiseChunks chunks each; of y: 8 kRows rows, those of `first` before those of
-// `second`.
-template <int kRows>
+// Blocks of x: kQuantiseRows rows each, those of `first` before those of `second`; of y:
+// kQuantiseChunks chunks. So all rows of a few chunks come together, and what they write lies close
+// enough for the L2 to collect whole lines: an eighth faster than whole rows.
 __global__ void __launch_bounds__(kQuantiseThreads)
     quantise_tiles_kernel(const __grid_constant__ QuantiseTask first,
                           const __grid_constant__ QuantiseTask second, int32_t first_blocks) {
   await_earlier();
-  const bool is_first = static_cast<int32_t>(blockIdx.y) < first_blocks;
+  const bool is_first = static_cast<int32_t>(blockIdx.x) < first_blocks;
   const QuantiseTask task = is_first ? first : second;
-  const int64_t begin =
-      (static_cast<int64_t>(blockIdx.y) - (is_first ? 0 : first_blocks)) * kQuantiseRows * kRows +
+  const int64_t item =
+      (static_cast<int64_t>(blockIdx.x) - (is_first ? 0 : first_blocks)) * kQuantiseRows +
       threadIdx.x / 32;
-  const int32_t lane = threadIdx.x & 7;
-  const auto chunk = static_cast<int32_t>(blockIdx.x * kQuantiseChunks + (threadIdx.x & 31) / 8);
+  const auto lane = static_cast<int32_t>(threadIdx.x & 7);
+  const auto chunk = static_cast<int32_t>(blockIdx.y * kQuantiseChunks + (threadIdx.x & 31) / 8);
   const int32_t column = chunk * kChunk + lane * 16;
 
-  int64_t from[kRows];
-  int32_t to[kRows];  // of copy `lane`
-#pragma unroll
-  for (int32_t r = 0; r < kRows; ++r) {
-    const int64_t item = begin + r * kQuantiseRows;
-    from[r] = item < task.items ? item : -1;
-    to[r] = -1;
-    if (from[r] < 0 || task.place == nullptr) continue;
+  int64_t from = item < task.items ? item : -1;
+  int32_t to = -1;  // of copy `lane`
+  if (from >= 0 && task.place != nullptr) {
     if (task.in_place) {
-      to[r] = task.place[item];
-      from[r] = to[r];
+      to = task.place[item];
+      from = to;
     } else if (lane < task.copies) {
-      to[r] = task.place[item * task.copies + lane];
+      to = task.place[item * task.copies + lane];
     }
   }
-  uint4 raw[kRows][2];
-#pragma unroll
-  for (int32_t r = 0; r < kRows; ++r) {
-    raw[r][0] = {0, 0, 0, 0};
-    raw[r][1] = {0, 0, 0, 0};
-    if (from[r] < 0 || column >= task.x.cols) continue;
-    const auto* x = reinterpret_cast<const uint4*>(task.x.data + from[r] * task.x.stride + column);
-    raw[r][0] = x[0];
-    if (column + 8 < task.x.cols) raw[r][1] = x[1];
+  uint4 raw[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+  if (from >= 0 && column < task.x.cols) {
+    const auto* x = reinterpret_cast<const uint4*>(task.x.data + from * task.x.stride + column);
+    raw[0] = x[0];
+    if (column + 8 < task.x.cols) raw[1] = x[1];
   }
-  const bool inside = chunk * kChunk < task.x.cols;
-#pragma unroll
-  for (int32_t r = 0; r < kRows; ++r) {
-    const QuantisedPiece piece = quantise_piece(raw[r]);
-    const int64_t item = begin + r * kQuantiseRows;
-    const bool mine = item < task.items && inside;
-    if (task.numbered.x8 != nullptr && mine) store_piece(task.numbered, chunk, item, lane, piece);
-    if (task.listed.x8 == nullptr) continue;
-    for (int32_t copy = 0; copy < task.copies; ++copy) {
-      int32_t place = __shfl_sync(0xffffffffU, to[r], copy & 7, 8);
-      if (copy >= 8 && mine) place = task.place[item * task.copies + copy];
-      if (mine && place >= 0) store_piece(task.listed, chunk, place, lane, piece);
-    }
+  const QuantisedPiece piece = quantise_piece(raw);
+  const bool mine = item < task.items && chunk * kChunk < task.x.cols;
+  if (task.numbered.x8 != nullptr && mine) store_piece(task.numbered, chunk, item, lane, piece);
+  if (task.listed.x8 == nullptr) return;
+  for (int32_t copy = 0; copy < task.copies; ++copy) {
+    int32_t place = __shfl_sync(0xffffffffU, to, copy & 7, 8);
+    if (copy >= 8 && mine) place = task.place[item * task.copies + copy];
+    if (mine && place >= 0) store_piece(task.listed, chunk, place, lane, piece);
   }
 }
 
