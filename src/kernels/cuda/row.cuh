@@ -67,7 +67,12 @@ __device__ __forceinline__ uint4 load8(const Bf16* row, int64_t vector, int64_t 
 template <bool kWhole>
 __device__ __forceinline__ void store8(Bf16* row, int64_t vector, int64_t width, uint4 raw) {
   if constexpr (kWhole) {
-    if (vector * 8 < width) *reinterpret_cast<uint4*>(row + vector * 8) = raw;
+    if (vector * 8 >= width) return;
+    // As one value: member by member, the compiler may store each word where it was made, 4 bytes a
+    // lane, and a warp then writes its sectors four times.
+    const uint64_t low = raw.x | static_cast<uint64_t>(raw.y) << 32;
+    const uint64_t high = raw.z | static_cast<uint64_t>(raw.w) << 32;
+    *reinterpret_cast<__uint128_t*>(row + vector * 8) = low | static_cast<__uint128_t>(high) << 64;
   } else {
     const uint32_t word[4] = {raw.x, raw.y, raw.z, raw.w};
     for (int i = 0; i < 8; ++i) {
