@@ -9,7 +9,8 @@
 // additions. The choice is a warp a row: a maximum per place, experts in registers, the lower id
 // wins a tie; of few rows a block has one, since then only latency counts.
 //
-// Measured on an H200: 12 us for 1 row, 14 for 64, 138 for 4,096, 422 for 16,384. There the product
+// Measured on an H200, one behind the other: 10 us for 1 row, 12 for 64, 48 for 768 (100 where a
+// block has all splits: too few blocks), 131 for 4,096, 397 for 16,384. There the product
 // takes 355 (181 TFLOP/s): tiles of 64 and of 128 rows take alike, so it is the way operands reach
 // mma.sync that limits, and wgmma from shared memory would be the next step.
 #include <algorithm>
@@ -27,7 +28,7 @@ constexpr int kSplit = 320;
 constexpr int kStep = 64;               // of K in one stage
 constexpr int kPitch = kStep * 2 + 16;  // bytes; 16 more, so that eight rows meet different banks
 constexpr int kStages = 4;
-constexpr int64_t kFewRows = 512;
+constexpr int64_t kFewRows = 1024;
 constexpr int64_t kManyRows = 6144;
 static_assert(kSplit % kStep == 0);
 
