@@ -26,6 +26,7 @@ struct AttentionCall {
   const float* sin = nullptr;
   int64_t angle_stride = 0;
   int32_t rotary = 0;                  // at most 64
+  int32_t turns = 0;                   // 1: q is as rope() finds it, not as it leaves it
   const AttentionRow* rows = nullptr;  // [row_count], its pointers too are device pointers
   int32_t row_count = 0;
   Bf16* o = nullptr;  // [rows, 64 x 512]; may be q
@@ -37,5 +38,7 @@ bool attention_sm90_supports(const AttentionShape& shape, int32_t rotary);
 // `multiprocessors` only places work: results do not depend on it. The caller checks errors
 // (check_launch).
 void attention_sm90(const AttentionCall& call, int32_t multiprocessors, Stream stream);
+// Its form for few rows, eight blocks each.
+void attention_cluster(const AttentionCall& call, Stream stream);
 
 }  // namespace galley::kernels::cuda

@@ -355,6 +355,11 @@ class CudaOps final : public Ops {
                  Rows<Bf16> o) override {
     if (q.rows == 0) return;
     const auto rotary = static_cast<int32_t>(2 * angles.cos.cols);
+    const bool turns = held_rope_ && held_rope_->x.data == q.data && held_rope_->x.rows == q.rows &&
+                       held_rope_->heads == shape.heads &&
+                       held_rope_->angles.cos.data == angles.cos.data &&
+                       held_rope_->angles.sin.data == angles.sin.data;
+    if (turns) held_rope_.reset();
     if (attention_sm90_supports(shape, rotary)) {
       AttentionCall call;
       call.q = q.data;
@@ -364,6 +369,7 @@ class CudaOps final : public Ops {
       call.sin = angles.sin.data;
       call.angle_stride = angles.cos.stride;
       call.rotary = rotary;
+      call.turns = turns ? 1 : 0;
       call.rows = staged(rows);
       call.row_count = static_cast<int32_t>(q.rows);
       call.o = o.data;
@@ -371,11 +377,6 @@ class CudaOps final : public Ops {
       enqueue(attention_sm90, call, device_.multiprocessors);
       return;
     }
-    const bool turns = held_rope_ && held_rope_->x.data == q.data && held_rope_->x.rows == q.rows &&
-                       held_rope_->heads == shape.heads &&
-                       held_rope_->angles.cos.data == angles.cos.data &&
-                       held_rope_->angles.sin.data == angles.sin.data;
-    if (turns) held_rope_.reset();
     enqueue(launch_attention, q, turns, sink, shape, angles, staged(rows), o);
   }
 

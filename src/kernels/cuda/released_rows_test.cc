@@ -191,12 +191,75 @@ TEST_F(CudaReleasedRows, AttentionDoesNotSeeOtherRows) {
   const std::vector<uint8_t> all = run(0, kRows);
   EXPECT_TRUE(run(0, kRows) == all) << "a second run differs";
   const int64_t row_bytes = std::ssize(all) / kRows;
-  for (const int64_t count : {1, 9, 66}) {
+  for (const int64_t count : {1, 9, 13, 66}) {
     for (int64_t begin = 0; begin + count <= kRows; begin += std::max<int64_t>(count, 13)) {
       const std::vector<uint8_t> part = run(begin, count);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
           << count << " rows from " << begin;
     }
+  }
+}
+
+// Queries that turn on their way into attention: the bits of rope() and then attention().
+TEST_F(CudaReleasedRows, AttentionTurnsQueriesAsRopeDoes) {
+  Random random(83);
+  constexpr int64_t kRows = 150;  // more than one for each multiprocessor
+  constexpr int64_t kWidth = 512;
+  constexpr int64_t kFirst = 700;
+  const AttentionShape shape{.heads = 64, .head_dim = 512, .window = 128, .selected_max = 512};
+  const int64_t record = window_record_bytes(kWidth);
+  std::vector<uint8_t> window(static_cast<size_t>(kRows * record));
+  for (int64_t t = 0; t < kRows; ++t) {
+    plain::write_window_record(random.bf16(kWidth).data(), kWidth, window.data() + t * record);
+  }
+  const std::vector<Bf16> q = random.bf16(kRows * 64 * kWidth);
+  const std::vector<float> sink = random.f32(64);
+  const StoredAngles angles(kFirst, kRows, 64);
+  Memory& memory = device_->memory();
+  const auto on_device = [&](const void* data, int64_t bytes) {
+    MemoryBlock block = MemoryBlock::create(memory, bytes, "a test").value();
+    memory.write(block.data(), data, bytes);
+    return block;
+  };
+  const MemoryBlock window_block = on_device(window.data(), std::ssize(window));
+  const MemoryBlock sink_block = on_device(sink.data(), 64 * 4);
+  const MemoryBlock q_block = MemoryBlock::create(memory, std::ssize(q) * 2, "a test").value();
+  for (const int64_t count : {1, 16, 17, 66, 150}) {
+    std::vector<AttentionRow> rows;
+    for (int64_t r = 0; r < count; ++r) {
+      AttentionRow row;
+      row.position = kFirst + r;
+      row.window_begin = std::max(kFirst, row.position - 127);
+      row.chunk = reinterpret_cast<const uint8_t*>(window_block.data());
+      row.chunk_begin = kFirst;
+      rows.push_back(row);
+    }
+    const auto bytes = static_cast<size_t>(count * 64 * kWidth * 2);
+    const auto run = [&](bool apart) {
+      memory.write(q_block.data(), q.data(), static_cast<int64_t>(bytes));
+      const Rows<Bf16> x(reinterpret_cast<Bf16*>(q_block.data()), count, 64 * kWidth);
+      const auto staged_angles = [&] {
+        device_->begin_step();
+        RopeAngles staged = angles.view(0, count);
+        const int64_t angle_bytes = count * staged.cos.stride * int64_t{sizeof(float)};
+        staged.cos.data = static_cast<const float*>(device_->stage(staged.cos.data, angle_bytes));
+        staged.sin.data = static_cast<const float*>(device_->stage(staged.sin.data, angle_bytes));
+        return staged;
+      };
+      RopeAngles turn = staged_angles();
+      device_->rope(x, 64, turn, false);
+      if (apart) {
+        EXPECT_TRUE(device_->finish());
+        turn = staged_angles();
+      }
+      device_->attention(x, reinterpret_cast<const float*>(sink_block.data()), shape, turn, rows,
+                         x);
+      EXPECT_TRUE(device_->finish());
+      std::vector<uint8_t> o(bytes);
+      memory.read(o.data(), q_block.data(), static_cast<int64_t>(bytes));
+      return o;
+    };
+    EXPECT_TRUE(run(false) == run(true)) << count << " rows";
   }
 }
 

@@ -27,6 +27,14 @@ __device__ __forceinline__ float load_shared_float(uint32_t at) {
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
   return value;
 }
+__device__ __forceinline__ uint4 load_shared_16(uint32_t at) {
+  uint4 v;
+  asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+               : "r"(at)
+               : "memory");
+  return v;
+}
 __device__ __forceinline__ float2 load_shared_pair(uint32_t at) {
   float2 value;
   asm volatile("ld.shared.v2.f32 {%0, %1}, [%2];"
@@ -58,6 +66,14 @@ __device__ __forceinline__ uint4 load_read_only(const void* p) {
 __device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
 }
+__device__ __forceinline__ void copy_commit() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+// All but the last kPending groups of copies that this thread has committed are there.
+template <int kPending>
+__device__ __forceinline__ void copy_wait_but() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
+}
 __device__ __forceinline__ void copy_wait() { asm volatile("cp.async.wait_all;" ::: "memory"); }
 __device__ __forceinline__ void prefetch_l2(const void* p) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(p));
@@ -85,6 +101,32 @@ __device__ __forceinline__ void cluster_arrive() {
 }
 __device__ __forceinline__ void cluster_wait() {
   asm volatile("barrier.cluster.wait.acquire.aligned;" ::: "memory");
+}
+
+// Where block `rank` of this cluster has what this one has at `address`.
+__device__ __forceinline__ uint32_t remote_address(uint32_t address, int32_t rank) {
+  uint32_t there;
+  asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
+  return there;
+}
+__device__ __forceinline__ void store_remote(uint32_t there, float value) {
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+}
+// `bytes` (a multiple of 16) at `address` to the same place of block `rank`, counted by its
+// barrier.
+__device__ __forceinline__ void bulk_copy_remote(uint32_t address, uint32_t bytes, uint32_t barrier,
+                                                 int32_t rank) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
+      "[%3];" ::"r"(remote_address(address, rank)),
+      "r"(address), "r"(bytes), "r"(remote_address(barrier, rank))
+      : "memory");
+}
+
+// 64 rows of 16 summed columns: rows of 16 bytes for 8 columns, then the other 8. Not swizzled.
+__device__ __forceinline__ uint64_t groups_descriptor(uint32_t address) {
+  return (static_cast<uint64_t>(address & 0x3FFFF) >> 4) | (uint64_t{1024 >> 4} << 16) |
+         (uint64_t{128 >> 4} << 32);
 }
 
 // Tiles of 64 columns (rows of 128 swizzled bytes, 8 rows every 1,024 bytes) side by side, the next

@@ -1,5 +1,5 @@
-// The two bf16 products (wgmma) of sparse attention: scores, 64 heads x 64 keys, and values,
-// 64 heads x 128 channels. d [64, N] f32 becomes a [64, 16] b [16, N], plus d if `add`.
+// The bf16 products (wgmma) of sparse attention: scores, 64 heads x 64 or 80 keys, and values,
+// 64 heads x 128 or 64 channels. d [64, N] f32 becomes a [64, 16] b [16, N], plus d if `add`.
 //
 // Accumulators: thread t of warp w (of 4) holds rows 16 w + t/4 and + 8; of every 8
 // columns it holds 2 (t % 4) and the next. d[4 i + 0..1]: the first row's of the
@@ -27,7 +27,36 @@ __device__ __forceinline__ void product_64x64x16(float (&d)[32], uint64_t a, uin
       : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));
 }
 
+// The same for 80 keys: the sums of 64 keys have the bits they have there.
+__device__ __forceinline__ void product_64x80x16(float (&d)[40], uint64_t a, uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %42, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n80k16.f32.bf16.bf16 "
+      "{" GALLEY_NAMES_40
+      "}, "
+      "%40, %41, p, 1, 1, 0, 0;\n"
+      "}\n"
+      : GALLEY_SUMS_40(d)
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));
+}
+
 // b's rows along its N columns: the keys' tile read as values.
+__device__ __forceinline__ void product_64x64x16_keys(float (&d)[32], uint64_t a, uint64_t b,
+                                                      bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{" GALLEY_NAMES_32
+      "}, "
+      "%32, %33, p, 1, 1, 0, 1;\n"
+      "}\n"
+      : GALLEY_SUMS_32(d)
+      : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));
+}
 __device__ __forceinline__ void product_64x128x16_keys(float (&d)[64], uint64_t a, uint64_t b,
                                                        bool add) {
   asm volatile(
