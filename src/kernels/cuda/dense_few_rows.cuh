@@ -13,7 +13,8 @@
 namespace galley::kernels::cuda {
 
 // `kStrips` warpgroups of 64 slots; kRoomKb of shared memory says how many blocks fit.
-template <int kTokensIn, int kGroupsIn, int kStripsIn, int kRoomKb, ResultForm kResultIn>
+template <int kTokensIn, int kGroupsIn, int kStripsIn, int kRoomKb, ResultForm kResultIn,
+          int kBatchIn = 4>
 struct FewRowsForm {
   static constexpr int kTokens = kTokensIn;
   static constexpr int kGroups = kGroupsIn;
@@ -28,6 +29,8 @@ struct FewRowsForm {
   static constexpr int kRoom = kRoomKb * 1024 - 2048 - kSumBytes;
   static constexpr int kStages = kRoom / kStageBytes < 16 ? kRoom / kStageBytes : 16;
   static constexpr int kSharedBytes = kStages * kStageBytes + kSumBytes + 2048;
+  // Chunks whose products are under way together.
+  static constexpr int kBatch = kBatchIn < kStages ? kBatchIn : kStages;
   static_assert(kStages >= 2);
 };
 
@@ -72,6 +75,59 @@ __device__ __forceinline__ DenseItem dense_item(const DenseSet& set, int32_t ite
   found.args.y_stride = part->y_stride;
   return found;
 }
+
+// What a warpgroup of the block sums up.
+template <class Form>
+struct FewRowsView {
+  const uint8_t* ring;
+  uint32_t ring_address;
+  uint32_t full;
+  uint32_t empty;
+  int32_t strip;
+  RingPlace place;
+
+  // The next kCount chunks: products of all of them are under way before the first is promoted,
+  // since waiting for one at a time takes three times as long as multiplying.
+  template <int kCount>
+  __device__ __forceinline__ void add_chunks(float (&sum)[Form::kTokens / 2]) {
+    float partial[kCount][Form::kTokens / 2];
+    RingPlace ahead = place;
+#pragma unroll
+    for (int32_t i = 0; i < kCount; ++i) {
+      const uint64_t b = swizzled_descriptor(warp_uniform(ring_address + ahead.bytes));
+      barrier_wait(full + ahead.barrier, ahead.parity);
+      wgmma_fence();
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) {
+        Wgmma<Form::kTokens, false>::run(
+            partial[i], advance_descriptor(b, Form::kCodesAt + strip * kFp8Codes + 32 * j),
+            advance_descriptor(b, 32 * j), j > 0);
+      }
+      wgmma_commit();
+      ahead.template advance<Form>();
+    }
+    promote_from<0, kCount>(partial, sum);
+  }
+
+ private:
+  template <int kFirst, int kCount>
+  __device__ __forceinline__ void promote_from(float (&partial)[kCount][Form::kTokens / 2],
+                                               float (&sum)[Form::kTokens / 2]) {
+    const int32_t lane = threadIdx.x & 31;
+    const uint8_t* stage = ring + place.bytes;
+    const float2 weight = reinterpret_cast<const float2*>(stage + Form::kTailAt)[threadIdx.x >> 5];
+    const auto* scales = reinterpret_cast<const float2*>(stage + Form::kScalesAt) + (lane & 3);
+    wgmma_wait<kCount - 1 - kFirst>();
+#pragma unroll
+    for (int32_t j = 0; j < Form::kTokens / 8; ++j) {
+      promote_fp8<Form::kResult>(partial[kFirst] + 4 * j, scales[4 * j], weight, sum + 4 * j);
+    }
+    __syncwarp();
+    if (lane == 0) barrier_arrive(empty + place.barrier);
+    place.template advance<Form>();
+    if constexpr (kFirst + 1 < kCount) promote_from<kFirst + 1, kCount>(partial, sum);
+  }
+};
 
 template <class Form>
 __global__ void __launch_bounds__(Form::kThreads)
@@ -162,35 +218,12 @@ __global__ void __launch_bounds__(Form::kThreads)
     float sum[kTokens / 2];
 #pragma unroll
     for (int32_t i = 0; i < kTokens / 2; ++i) sum[i] = 0.0F;
-    RingPlace place;
-    for (int32_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
-      const uint8_t* stage = ring + place.bytes;
-      const uint64_t b = swizzled_descriptor(warp_uniform(ring_address + place.bytes));
-      barrier_wait(full + place.barrier, place.parity);
-      float partial[kTokens / 2];
-      wgmma_fence();
-#pragma unroll
-      for (int32_t j = 0; j < 4; ++j) {
-        Wgmma<kTokens, false>::run(
-            partial, advance_descriptor(b, Form::kCodesAt + strip * kFp8Codes + 32 * j),
-            advance_descriptor(b, 32 * j), j > 0);
-      }
-      wgmma_commit();
-      const float2 weight = reinterpret_cast<const float2*>(stage + Form::kTailAt)[warp];
-      const auto* scales = reinterpret_cast<const float2*>(stage + Form::kScalesAt) + (lane & 3);
-      wgmma_wait<0>();
-#pragma unroll
-      for (int32_t j = 0; j < kTokens / 8; ++j) {
-        const float2 scale = scales[4 * j];
-        sum[4 * j] = fmaf(partial[4 * j], scale.x * weight.x, sum[4 * j]);
-        sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale.y * weight.x, sum[4 * j + 1]);
-        sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x * weight.y, sum[4 * j + 2]);
-        sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y * weight.y, sum[4 * j + 3]);
-      }
-      __syncwarp();
-      if (lane == 0) barrier_arrive(empty + place.barrier);
-      place.template advance<Form>();
+    FewRowsView<Form> view{ring, ring_address, full, empty, strip, {}};
+    int32_t chunk = chunk_begin;
+    for (; chunk + Form::kBatch <= chunk_end; chunk += Form::kBatch) {
+      view.template add_chunks<Form::kBatch>(sum);
     }
+    for (; chunk < chunk_end; ++chunk) view.template add_chunks<1>(sum);
     if constexpr (Form::kGroups == 1) {
       store_strip<Form::kResult, kTokens>(args, block, (item.strip + strip) * kStripSlots, 0,
                                           {1.0F, 1.0F}, sum);

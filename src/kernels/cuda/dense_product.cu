@@ -9,7 +9,12 @@
 namespace galley::kernels::cuda {
 namespace {
 
-constexpr int32_t kFewRowsMax = 256;
+// Above these rows the persistent kernel is faster: 128 rows of 5,120 x 8,192 take 20.7 us here and
+// 36 there, 256 rows 41 and 37; split sums of 1,280 x 5,120 16 and 26, 384 rows 23.5 and 26.
+constexpr int32_t kFewRowsMax = 128;
+constexpr int32_t kFewSplitRowsMax = 384;
+// From so many strips on, blocks of two find enough of them for the whole device.
+constexpr int32_t kManyStrips = 256;
 
 // One matrix of a set as a product of its own.
 ProductArguments arguments_of(const DenseSet& set, const DensePart& part) {
@@ -23,33 +28,31 @@ ProductArguments arguments_of(const DenseSet& set, const DensePart& part) {
   return args;
 }
 
-template <int kTokens, int kGroups, ResultForm kResult>
+int32_t strips_of(const DenseSet& set) {
+  int32_t slots = 0;
+  for (int32_t i = 0; i < set.count; ++i) slots += set.parts[i].slots;
+  return slots / kStripSlots;
+}
+
+template <class Form>
 void launch_few_rows(Stream stream, const DenseSet& set) {
-  using Form = FewRowsForm<kTokens, kGroups, 1, 74, kResult>;
   const auto kernel = dense_few_rows_kernel<Form>;
   static const LaunchLimits limits =
       LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
   static_cast<void>(limits);
-  int32_t tiles = 0;
-  for (int32_t i = 0; i < set.count; ++i) tiles += set.parts[i].slots;
-  tiles /= kStripSlots * Form::kStrips;
-  const int32_t blocks = tiles * ((set.common.rows + kTokens - 1) / kTokens) * kGroups;
-  const auto more = static_cast<int32_t>((set.copy_count + kGroups - 1) / kGroups * kGroups);
+  const int32_t token_blocks = (set.common.rows + Form::kTokens - 1) / Form::kTokens;
+  const int32_t blocks = strips_of(set) / Form::kStrips * token_blocks * Form::kGroups;
+  const auto more =
+      static_cast<int32_t>((set.copy_count + Form::kGroups - 1) / Form::kGroups * Form::kGroups);
   if (blocks + more == 0) return;
-  launch_kernel(kernel,
-                {blocks + more, Form::kThreads, static_cast<size_t>(Form::kSharedBytes), kGroups},
-                stream, set, blocks);
+  launch_kernel(
+      kernel,
+      {blocks + more, Form::kThreads, static_cast<size_t>(Form::kSharedBytes), Form::kGroups},
+      stream, set, blocks);
 }
 
-template <int kGroups, ResultForm kResult>
-void launch_groups(Stream stream, const DenseSet& set) {
-  if (set.common.rows <= kFewRowsMax) {
-    if (set.common.rows <= 8) return launch_few_rows<8, kGroups, kResult>(stream, set);
-    if (set.common.rows <= 32) return launch_few_rows<32, kGroups, kResult>(stream, set);
-    return launch_few_rows<64, kGroups, kResult>(stream, set);
-  }
-  using Form =
-      ProductForm<false, 2, (kGroups > 1 ? 128 : 192), 1, kResult, kGroups == 1, (kGroups > 1)>;
+template <class Form>
+void launch_many_rows(Stream stream, const DenseSet& set) {
   const auto kernel = grouped_product_kernel<Form>;
   static const LaunchLimits limits =
       LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
@@ -59,25 +62,70 @@ void launch_groups(Stream stream, const DenseSet& set) {
   }
 }
 
+// How long the persistent kernel takes with blocks of so many tokens, in turns of 128 tokens: one
+// of 192 is 1.25 of them.
+double turns_of(const DenseSet& set, int32_t tokens) {
+  constexpr int32_t kMultiprocessors = 132;
+  const int32_t tiles = strips_of(set) / 2 * ((set.common.rows + tokens - 1) / tokens);
+  return (tiles + kMultiprocessors - 1) / kMultiprocessors * (tokens == 192 ? 1.25 : 1.0);
+}
+
+// Sums of one part: 64 strips or more. As few blocks as multiprocessors take all of the shared
+// memory, since one's copies in flight are then what its bandwidth comes from.
+template <ResultForm kResult>
+void launch_whole(Stream stream, const DenseSet& set) {
+  const int32_t rows = set.common.rows;
+  if (strips_of(set) >= kManyStrips) {
+    if (rows <= 8) return launch_few_rows<FewRowsForm<8, 1, 2, 111, kResult, 4>>(stream, set);
+    if (rows <= 32) return launch_few_rows<FewRowsForm<32, 1, 1, 111, kResult, 4>>(stream, set);
+    if (rows <= 64) return launch_few_rows<FewRowsForm<64, 1, 2, 111, kResult, 1>>(stream, set);
+  } else {
+    if (rows <= 8) return launch_few_rows<FewRowsForm<8, 1, 1, 220, kResult, 4>>(stream, set);
+    if (rows <= 32) return launch_few_rows<FewRowsForm<32, 1, 1, 220, kResult, 4>>(stream, set);
+    if (rows <= 64) return launch_few_rows<FewRowsForm<64, 1, 1, 220, kResult, 4>>(stream, set);
+  }
+  if (rows <= kFewRowsMax) {
+    return launch_few_rows<FewRowsForm<128, 1, 1, 220, kResult, 2>>(stream, set);
+  }
+  if (turns_of(set, 128) < turns_of(set, 192)) {
+    return launch_many_rows<ProductForm<false, 2, 128, 1, kResult, false, false, 2>>(stream, set);
+  }
+  launch_many_rows<ProductForm<false, 2, 192, 1, kResult, false, false, 2>>(stream, set);
+}
+
+// Sums of several parts, a block of a cluster each.
+template <int kGroups, ResultForm kResult>
+void launch_split(Stream stream, const DenseSet& set) {
+  const int32_t rows = set.common.rows;
+  if (rows <= 8) return launch_few_rows<FewRowsForm<8, kGroups, 1, 74, kResult, 4>>(stream, set);
+  if (rows <= 32) return launch_few_rows<FewRowsForm<32, kGroups, 1, 74, kResult, 4>>(stream, set);
+  if (rows <= kFewSplitRowsMax) {
+    return launch_few_rows<FewRowsForm<64, kGroups, 1, 74, kResult, 1>>(stream, set);
+  }
+  launch_many_rows<ProductForm<false, 2, 128, 1, kResult, false, true>>(stream, set);
+}
+
 template <ResultForm kResult>
 void launch(Stream stream, int32_t groups, const DenseSet& set) {
   switch (groups) {
     case 1:
-      return launch_groups<1, kResult>(stream, set);
+      return launch_whole<kResult>(stream, set);
     case 2:
-      return launch_groups<2, kResult>(stream, set);
+      return launch_split<2, kResult>(stream, set);
     case 4:
-      return launch_groups<4, kResult>(stream, set);
+      return launch_split<4, kResult>(stream, set);
     default:
-      return launch_groups<8, kResult>(stream, set);
+      return launch_split<8, kResult>(stream, set);
   }
 }
 
 }  // namespace
 
 int32_t dense_sum_groups(int64_t slots, int64_t chunks) {
+  const int64_t strips = slots / kStripSlots;
+  if (strips >= 64) return 1;
   int32_t groups = 1;
-  while (groups < 8 && slots / kStripSlots * groups < 256 && chunks >= groups * 4) groups *= 2;
+  while (groups < 8 && strips * groups < 128 && chunks >= groups * 4) groups *= 2;
   return groups;
 }
 

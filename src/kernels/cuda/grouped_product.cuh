@@ -51,7 +51,8 @@ namespace galley::kernels::cuda {
 // One compiled form: `kStrips` warpgroups of 64 slots each, one warp that copies, tokens in
 // tiles of at most kTokens, and clusters of kCluster blocks that share the tokens' copies.
 template <bool kIsFp4, int kStripsIn, int kTokensIn, int kClusterIn, ResultForm kResultIn,
-          bool kAheadIn, bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 0)>
+          bool kAheadIn, bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 0),
+          bool kTurnsIn = false>
 struct ProductForm {
   static constexpr bool kFp4 = kIsFp4;
   static constexpr int kStrips = kStripsIn;
@@ -64,6 +65,9 @@ struct ProductForm {
   static constexpr bool kGrouped = kGroupedIn;  // the sum has args.groups parts
 
   static constexpr int kLead = kLeadIn;
+  // Two warpgroups multiply in turns, chunk by chunk: one is promoted while the other multiplies.
+  static constexpr bool kTurns = kTurnsIn;
+  static_assert(!kTurns || (kStrips == 2 && !kAhead && kLead == 0));
   static constexpr int kThreads = kStrips * 128 + 128;  // the last warpgroup copies
   static constexpr int kConsumerRegisters = kStrips == 4 ? 112 : 232;
   static constexpr int kProducerRegisters = kStrips == 4 ? 32 : 40;
@@ -162,6 +166,22 @@ __device__ __forceinline__ void fill_shift_table(uint8_t* table) {
           : static_cast<uint8_t>(folded_magnitude(threadIdx.x % 8, nibble - kShiftBias));
 }
 
+// Four sums of two tokens (scale) and two slots (weight). Slots that are neighbouring rows of one
+// matrix have one scale.
+template <ResultForm kResult>
+__device__ __forceinline__ void promote_fp8(const float* partial, float2 scale, float2 weight,
+                                            float* sum) {
+  const float2 first = {scale.x * weight.x, scale.y * weight.x};
+  float2 second = first;
+  if constexpr (kResult == ResultForm::kSwiGlu) {
+    second = {scale.x * weight.y, scale.y * weight.y};
+  }
+  sum[0] = fmaf(partial[0], first.x, sum[0]);
+  sum[1] = fmaf(partial[1], first.y, sum[1]);
+  sum[2] = fmaf(partial[2], second.x, sum[2]);
+  sum[3] = fmaf(partial[3], second.y, sum[3]);
+}
+
 template <class Form>
 struct ConsumerView {
   const uint8_t* ring;
@@ -202,6 +222,13 @@ struct ConsumerView {
         "@mine bar.arrive %2, 256;\n}\n" ::"r"(chunk),
         "r"(turn_chunk), "r"(strip + 1)
         : "memory");
+  }
+  // The barrier of a warpgroup's turn is 1 + its strip; the first turn is given before the loop.
+  __device__ __forceinline__ void begin_turn() const {
+    if constexpr (Form::kTurns) named_sync(1 + strip, 256);
+  }
+  __device__ __forceinline__ void end_turn() const {
+    if constexpr (Form::kTurns) named_arrive(2 - strip, 256);
   }
   __device__ __forceinline__ void unpack(const RingPlace& place, OperandA& a) const {
     const uint8_t* stage = ring + place.bytes;
@@ -252,10 +279,7 @@ struct ConsumerView {
         sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x, sum[4 * j + 2]);
         sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y, sum[4 * j + 3]);
       } else {
-        sum[4 * j] = fmaf(partial[4 * j], scale.x * weight.x, sum[4 * j]);
-        sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale.y * weight.x, sum[4 * j + 1]);
-        sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x * weight.y, sum[4 * j + 2]);
-        sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y * weight.y, sum[4 * j + 3]);
+        promote_fp8<Form::kResult>(partial + 4 * j, scale, weight, sum + 4 * j);
       }
     }
   }
@@ -378,8 +402,10 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args,
 #pragma unroll
     for (int32_t part = 0; part < kParts; ++part) {
       float partial[kPart / 2];
+      view.begin_turn();
       view.template multiply<kPart>(stage, a, part * kPart, partial);
-      if (part == 0) view.pass_turn(chunk);
+      view.end_turn();
+      if (!Form::kTurns && part == 0) view.pass_turn(chunk);
       wgmma_wait<0>();
       view.template promote<kPart>(place, part * kPart, partial, sum[part]);
     }
@@ -597,6 +623,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
                                                                                        : -1};
     const uint32_t rank = Form::kCluster > 1 ? cluster_rank() : 0;
     const int32_t group_tiles = tiles / Form::kCluster;
+    if (view.strip == 1) view.end_turn();
     RingPlace place;
     for (int32_t item = blockIdx.x / Form::kCluster; item < group_tiles * blocks;
          item += gridDim.x / Form::kCluster) {
