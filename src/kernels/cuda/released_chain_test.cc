@@ -20,6 +20,7 @@ namespace {
 
 constexpr int64_t kHidden = 5120;
 constexpr int64_t kLatent = 1280;
+constexpr int64_t kQueries = 16384;  // a half of them
 constexpr int64_t kKeyWidth = 512;
 constexpr int64_t kRotary = 64;
 constexpr int64_t kRowsMax = 600;
@@ -130,7 +131,7 @@ TEST_F(CudaReleasedChain, TogetherIsOneAfterTheOther) {
   Chain chain{};
   chain.wq_a = folded(random, kLatent, kHidden);
   chain.wkv = folded(random, kKeyWidth, kHidden);
-  chain.wq_b = folded(random, 8192, kLatent);
+  chain.wq_b = folded(random, kQueries, kLatent);
   chain.index_wq_b = folded(random, 4096, kLatent);
   chain.wo_b = folded(random, kHidden, 8192);
   chain.q_norm = placed(random.bf16(kLatent));
@@ -141,7 +142,7 @@ TEST_F(CudaReleasedChain, TogetherIsOneAfterTheOther) {
                   Rows<const float>(placed(angles.sin), kRowsMax, kRotary / 2)};
   chain.lambda = rows_of<Bf16>(kRowsMax, kLatent);
   chain.kv = rows_of<Bf16>(kRowsMax, kKeyWidth);
-  chain.q = rows_of<Bf16>(kRowsMax, 8192);
+  chain.q = rows_of<Bf16>(kRowsMax, kQueries);
   chain.index_query = rows_of<Bf16>(kRowsMax, 4096);
   chain.ring = rows_of<Bf16>(kRowsMax, kKeyWidth);
   chain.out = rows_of<Bf16>(kRowsMax, kHidden);
@@ -167,7 +168,7 @@ TEST_F(CudaReleasedChain, TogetherIsOneAfterTheOther) {
       return bytes;
     };
     const auto forget = [&] {
-      const std::vector<Bf16> ones(static_cast<size_t>(rows * 8192), to_bf16(1.0F));
+      const std::vector<Bf16> ones(static_cast<size_t>(rows * kQueries), to_bf16(1.0F));
       for (const Rows<Bf16>& y : {c.q, c.index_query, c.lambda, c.kv, c.out, c.ring}) {
         ops_->memory().write(y.data, ones.data(), rows * y.cols * int64_t{sizeof(Bf16)});
       }

@@ -63,15 +63,16 @@ class CudaReleasedRows : public testing::Test {
   std::unique_ptr<Ops> ops_;
 };
 
-// Folded projections take other kernels from 9, 33 and 257 rows on.
+// Folded projections take other kernels from 9, 33, 65, 129 or 385 rows on, and others again for
+// many strips, or for few, whose sums have several parts.
 TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
   Random random(80);
-  constexpr int64_t kRows = 300;
-  constexpr int64_t kIn = 5120;
-  const std::vector<Bf16> x = random.bf16(kRows * kIn);
-  for (const int64_t out : {512, 1280}) {
-    const StoredWeight weight(random, WeightFormat::kFp8Tile32, out, kIn);
-    const auto run = [&](int64_t begin, int64_t count) {
+  constexpr int64_t kRows = 400;
+  for (const auto& [out, in] :
+       {std::pair<int64_t, int64_t>{512, 5120}, {1280, 5120}, {5120, 2304}, {16384, 1280}}) {
+    const std::vector<Bf16> x = random.bf16(kRows * in);
+    const StoredWeight weight(random, WeightFormat::kFp8Tile32, out, in);
+    const auto run = [&, out = out](int64_t begin, int64_t count) {
       std::vector<Bf16> y(static_cast<size_t>(count * out));
       const Product product{weight.view(), true, as_rows(y, count), {}};
       ops_->linear(as_rows(x, kRows).slice(begin, count), {&product, 1});
@@ -79,7 +80,7 @@ TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
     };
     const std::vector<uint8_t> all = run(0, kRows);
     const int64_t row_bytes = std::ssize(all) / kRows;
-    for (const int64_t count : {1, 8, 9, 32, 33, 65, 256, 257}) {
+    for (const int64_t count : {1, 8, 9, 32, 33, 64, 65, 128, 129, 256, 257, 384, 385}) {
       const int64_t begin = (kRows - count) / 3;
       const std::vector<uint8_t> part = run(begin, count);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
