@@ -583,6 +583,11 @@ class CudaOps final : public Ops {
 
   // Products of one call, which read nothing of each other: those of few rows share a launch.
   void add_product(const RowProduct& product) {
+    if (fuses_ && takes_narrow(product)) {
+      if (narrow_.count == ProductSet::kMax) flush_products();
+      narrow_.products[narrow_.count++] = product;
+      return;
+    }
     if (!fuses_ || !takes_few_rows(product)) {
       CHECK(!product.quantise);
       enqueue(launch_product, product);
@@ -592,6 +597,8 @@ class CudaOps final : public Ops {
     products_.products[products_.count++] = product;
   }
   void flush_products() {
+    if (narrow_.count > 0) enqueue(launch_narrow, narrow_);
+    narrow_ = {};
     if (products_.count > 0) append_products(products_);
     products_ = {};
   }
@@ -774,7 +781,8 @@ class CudaOps final : public Ops {
   CommandList commands_;
   GraphCache graphs_;
   ProductSet products_;  // of the call that is being made
-  DenseSet folded_;      // the same, of folded weights
+  ProductSet narrow_;    // the same, of takes_narrow
+  DenseSet folded_;      // and of folded weights
   // What calls before this one left to do (settle()); of ropes, keys and copies one at a time.
   HcLeave held_;
   std::optional<HeldRope> held_rope_;

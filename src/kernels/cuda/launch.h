@@ -40,6 +40,10 @@ void launch_product(const RowProduct& product, Stream stream);
 // Whether the product is computed in strips of outputs, by the tensor cores.
 bool takes_strips(const RowProduct& product);
 
+// Whether it is computed by narrow_product.cu, whose sums have parts: few outputs, long sums. A
+// ProductSet of such products (of one input, nothing on the side) is launch_narrow's alone.
+bool takes_narrow(const RowProduct& product);
+
 // Ops::window_keys of few rows.
 struct WindowKeys {
   Rows<const Bf16> x = {};
@@ -73,6 +77,7 @@ bool takes_few_rows(const RowProduct& product);
 bool rides_along(const WindowKeys& keys);
 bool norms_along(Rows<const Bf16> x, const Bf16* norm_weight);
 void launch_few_rows(const ProductSet& set, Stream stream);
+void launch_narrow(const ProductSet& set, Stream stream);
 
 // --- experts (moe.cu) ---------------------------------------------------------
 // Which (row, choice) pairs go to which expert: pairs in order of expert, then of row.

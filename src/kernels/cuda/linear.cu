@@ -128,13 +128,18 @@ bool is_packed_input(Rows<const Bf16> x) {
 }
 
 bool takes_strips(const RowProduct& p) {
-  return !p.weight.folded && p.weight.in % 16 == 0 &&
+  return !p.weight.folded && !takes_narrow(p) && p.weight.in % 16 == 0 &&
          (p.groups == 1 || p.weight.out / p.groups % kTileOutputs == 0) &&
          p.weight.format != WeightFormat::kF32;
 }
 
 void launch_product(const RowProduct& p, Stream stream) {
   if (p.x.rows == 0) return;
+  if (takes_narrow(p)) {
+    ProductSet set;
+    set.products[set.count++] = p;
+    return launch_narrow(set, stream);
+  }
   const int64_t group_out = p.weight.out / p.groups;
   if (!takes_strips(p)) {
     const auto blocks = static_cast<unsigned>((p.weight.out * 32 + 127) / 128);

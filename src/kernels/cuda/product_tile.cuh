@@ -115,10 +115,13 @@ __device__ __forceinline__ void quantise_inputs(uint4 (&raw)[2]) {
 // sums[t] is the accumulator of rows [8 t, 8 t + 8): element (output g or g + 8, row 2 q or
 // 2 q + 1) with g = lane / 4 and q = lane % 4, in the order of the instruction. x_row(t) is this
 // lane's input row 8 t + g, or null where there is none.
-template <WeightFormat kFormat, int kTiles, class XRow, class Ready>
-__device__ __forceinline__ void product_tile(const WeightView& weight, int64_t first_output,
-                                             const XRow& x_row, bool quantise, const Ready& ready,
-                                             float (&sums)[kTiles][4]) {
+//
+// K from `begin` (a multiple of 64) to `end`, kAhead blocks of it asked for at once.
+template <WeightFormat kFormat, int kTiles, int kAhead, class XRow, class Ready>
+__device__ __forceinline__ void product_range(const WeightView& weight, int64_t first_output,
+                                              int64_t begin, int64_t end, const XRow& x_row,
+                                              bool quantise, const Ready& ready,
+                                              float (&sums)[kTiles][4]) {
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int g = lane / 4;
   const int q = lane % 4;
@@ -131,24 +134,22 @@ __device__ __forceinline__ void product_tile(const WeightView& weight, int64_t f
 #pragma unroll
     for (int e = 0; e < 4; ++e) sums[t][e] = 0.0F;
   }
-  // Few rows wait for memory, not for the multiplier: four blocks of K are then loaded at once.
-  constexpr int kAhead = kTiles == 1 ? 4 : 1;
-  for (int64_t first = 0; first < weight.in; first += kAhead * kTileK) {
+  for (int64_t first = begin; first < end; first += kAhead * kTileK) {
     StoredWeights<kFormat> stored_upper[kAhead];
     StoredWeights<kFormat> stored_lower[kAhead];
     uint4 inputs[kAhead][kTiles][2] = {};
 #pragma unroll
     for (int ahead = 0; ahead < kAhead; ++ahead) {
       const int64_t k = first + ahead * kTileK + 16 * q;
-      if (k >= weight.in) continue;
+      if (k >= end) continue;
       if (upper < weight.out) stored_upper[ahead].load(weight, upper, k);
       if (lower < weight.out) stored_lower[ahead].load(weight, lower, k);
     }
-    if (first == 0) ready();
+    if (first == begin) ready();
 #pragma unroll
     for (int ahead = 0; ahead < kAhead; ++ahead) {
       const int64_t k = first + ahead * kTileK + 16 * q;
-      if (k >= weight.in) continue;
+      if (k >= end) continue;
 #pragma unroll
       for (int t = 0; t < kTiles; ++t) {
         if (x[t] == nullptr) continue;
@@ -159,7 +160,7 @@ __device__ __forceinline__ void product_tile(const WeightView& weight, int64_t f
     }
 #pragma unroll
     for (int ahead = 0; ahead < kAhead; ++ahead) {
-      if (first + ahead * kTileK >= weight.in) break;
+      if (first + ahead * kTileK >= end) break;
       uint32_t a_upper[8];
       uint32_t a_lower[8];
       stored_upper[ahead].decode(a_upper);
@@ -179,6 +180,16 @@ __device__ __forceinline__ void product_tile(const WeightView& weight, int64_t f
       }
     }
   }
+}
+
+// All of K. Few rows wait for memory, not for the multiplier: four blocks are then asked for at
+// once.
+template <WeightFormat kFormat, int kTiles, class XRow, class Ready>
+__device__ __forceinline__ void product_tile(const WeightView& weight, int64_t first_output,
+                                             const XRow& x_row, bool quantise, const Ready& ready,
+                                             float (&sums)[kTiles][4]) {
+  product_range<kFormat, kTiles, kTiles == 1 ? 4 : 1>(weight, first_output, 0, weight.in, x_row,
+                                                      quantise, ready, sums);
 }
 
 // Calls store(output, row in the tile, sum) for the elements this lane holds.

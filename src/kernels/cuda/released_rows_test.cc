@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <memory>
 #include <utility>
 #include <vector>
@@ -140,6 +141,56 @@ TEST_F(CudaReleasedRows, ExpertsDoNotSeeOtherRows) {
       EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
           << top_k << " choices, " << count << " rows from " << begin;
     }
+  }
+}
+
+// Compressors and the indexer's head weights, together as a layer asks for them: other kernels from
+// 9 and 257 rows on. Each sum is also close to the exact one.
+TEST_F(CudaReleasedRows, NarrowExactProductsDoNotSeeOtherRows) {
+  Random random(84);
+  constexpr int64_t kRows = 300;
+  constexpr int64_t kIn = 5120;
+  const std::vector<Bf16> x = random.bf16(kRows * kIn);
+  const StoredWeight wide[2] = {{random, WeightFormat::kBf16, 512, kIn},
+                                {random, WeightFormat::kBf16, 512, kIn}};
+  const StoredWeight heads(random, WeightFormat::kBf16, 32, kIn);
+  struct Results {
+    std::vector<float> a, b;
+    std::vector<Bf16> c;
+  };
+  const auto run = [&](int64_t begin, int64_t count) {
+    Results y{std::vector<float>(static_cast<size_t>(count * 512)),
+              std::vector<float>(static_cast<size_t>(count * 512)),
+              std::vector<Bf16>(static_cast<size_t>(count * 32))};
+    const Product products[3] = {{wide[0].view(), false, {}, as_rows(y.a, count)},
+                                 {wide[1].view(), false, {}, as_rows(y.b, count)},
+                                 {heads.view(), false, as_rows(y.c, count), {}}};
+    ops_->linear(as_rows(x, kRows).slice(begin, count), products);
+    return y;
+  };
+  const Results all = run(0, kRows);
+  for (int64_t row = 0; row < kRows; row += 37) {
+    for (int64_t out = 0; out < 512; out += 73) {
+      double exact = 0.0;
+      double magnitudes = 0.0;
+      for (int64_t i = 0; i < kIn; ++i) {
+        const double term =
+            static_cast<double>(to_f32(x[static_cast<size_t>(row * kIn + i)])) * wide[1].at(out, i);
+        exact += term;
+        magnitudes += std::fabs(term);
+      }
+      EXPECT_NEAR(static_cast<double>(all.b[static_cast<size_t>(row * 512 + out)]), exact,
+                  0x1p-16 * magnitudes);
+    }
+  }
+  for (const int64_t count : {1, 8, 9, 32, 33, 64, 256, 257}) {
+    const int64_t begin = (kRows - count) / 3;
+    const Results part = run(begin, count);
+    EXPECT_TRUE(std::equal(part.a.begin(), part.a.end(), all.a.begin() + begin * 512)) << count;
+    EXPECT_TRUE(std::equal(part.b.begin(), part.b.end(), all.b.begin() + begin * 512)) << count;
+    EXPECT_EQ(std::memcmp(part.c.data(), all.c.data() + begin * 32, part.c.size() * sizeof(Bf16)),
+              0)
+        << count;
   }
 }
 
