@@ -51,6 +51,7 @@ LocalExecutor::LocalExecutor(const GeneratorOptions& options, std::unique_ptr<mo
   for (Flight& flight : flights_) {
     flight.rows.reserve(sequences);
     flight.tokens.resize(sequences);
+    flight.draws.resize(sequences);
     flight.masks = std::make_unique<Mask[]>(sequences);
     flight.sampled.reserve(sequences);
     flight.top_logprobs.reserve(sequences * kTopLogprobsMax);
@@ -152,6 +153,7 @@ void LocalExecutor::compute(Flight& flight) {
     flight.error = resolved.error();
     return;
   }
+  plan_draws(flight);
   const Result<model::StepResult> computed = step_->run(flight.rows);
   if (!computed) {
     flight.error = computed.error();
@@ -167,7 +169,7 @@ void LocalExecutor::compute(Flight& flight) {
       const PlannedSequence& planned = flight.plan.sequences[i];
       if (!planned.samples) continue;
       if (planned.masked == masked) {
-        sample(flight, i, computed->logits.row(static_cast<int64_t>(row)), flight.sampled[row]);
+        sample(flight, i, *computed, static_cast<int64_t>(row), flight.sampled[row]);
       }
       ++row;
     }
@@ -190,10 +192,28 @@ Result<void> LocalExecutor::resolve_tokens(Flight& flight) {
   return {};
 }
 
-void LocalExecutor::sample(Flight& flight, size_t entry, const float* logits,
+void LocalExecutor::plan_draws(Flight& flight) {
+  for (size_t i = 0; i < flight.plan.sequences.size(); ++i) {
+    const PlannedSequence& planned = flight.plan.sequences[i];
+    if (!planned.samples || planned.masked) continue;
+    const Sampler& sampler = *samplers_[static_cast<size_t>(planned.rows.slot)];
+    const auto draw = sampler.plain_draw(planned.rows.end_position());
+    if (!draw) continue;
+    flight.draws[i] = *draw;
+    flight.rows[i].draw = &flight.draws[i];
+  }
+}
+
+void LocalExecutor::sample(Flight& flight, size_t entry, const model::StepResult& step, int64_t row,
                            SampledSequence& result) {
   const PlannedSequence& planned = flight.plan.sequences[entry];
   const auto slot = static_cast<size_t>(planned.rows.slot);
+  if (!step.drawn.empty() && flight.rows[entry].draw != nullptr) {
+    const kernels::DrawnToken& drawn = step.drawn[static_cast<size_t>(row)];
+    result.sampled = {.token = drawn.token, .valid = drawn.valid != 0};
+    last_samples_[slot] = {flight.plan.step_id, drawn.token};
+    return;
+  }
   std::span<const uint64_t> allowed;
   if (planned.masked) {
     Mask& mask = flight.masks[entry];
@@ -201,7 +221,7 @@ void LocalExecutor::sample(Flight& flight, size_t entry, const float* logits,
     allowed = mask.allowed;
   }
   Sampler& sampler = *samplers_[slot];
-  result.sampled = sampler.sample({logits, static_cast<size_t>(vocab_size_)},
+  result.sampled = sampler.sample({step.logits.row(row), static_cast<size_t>(vocab_size_)},
                                   planned.rows.end_position(), scratch_, allowed);
   last_samples_[slot] = {flight.plan.step_id, result.sampled.token};
   // Copied, since the next step's sample may be taken while this one's is read.

@@ -46,7 +46,8 @@ class LocalExecutor final : public Executor {
   struct Flight {
     StepPlan plan;
     std::vector<model::SequencePlan> rows;
-    std::vector<int32_t> tokens;  // by plan entry, where an earlier step samples them
+    std::vector<int32_t> tokens;              // by plan entry, where an earlier step samples them
+    std::vector<kernels::DrawRequest> draws;  // by plan entry, where the kernels draw
     std::unique_ptr<Mask[]> masks;
     std::vector<SampledSequence> sampled;
     std::vector<TokenLogprob> top_logprobs;
@@ -64,7 +65,11 @@ class LocalExecutor final : public Executor {
   void work();
   void compute(Flight& flight);
   Result<void> resolve_tokens(Flight& flight);
-  void sample(Flight& flight, size_t entry, const float* logits, SampledSequence& result);
+  // Rows whose tokens the kernels may draw.
+  void plan_draws(Flight& flight);
+  // The entry's token, from its row of the step's results.
+  void sample(Flight& flight, size_t entry, const model::StepResult& step, int64_t row,
+              SampledSequence& result);
 
   int32_t vocab_size_;
   std::unique_ptr<model::KvCache> cache_;

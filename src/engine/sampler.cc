@@ -150,6 +150,19 @@ void Sampler::adjust(std::span<float> logits, int64_t position) const {
   for (const int32_t token : options_.held_back) logits[token] = -INFINITY;
 }
 
+std::optional<kernels::DrawRequest> Sampler::plain_draw(int64_t position) const {
+  const bool best = options_.temperature < kTemperatureMin;
+  const bool cut = options_.top_k != 0 || options_.top_p < 1.0F || options_.min_p > 0.0F;
+  if (options_.has_penalties() || adjusts(position) || options_.logprob ||
+      options_.top_logprobs > 0 || (cut && !best)) {
+    return std::nullopt;
+  }
+  return kernels::DrawRequest{.temperature = options_.temperature,
+                              .seed = options_.seed,
+                              .stream = options_.stream,
+                              .position = position};
+}
+
 Sampled Sampler::sample(std::span<const float> logits, int64_t position, SamplerScratch& scratch,
                         std::span<const uint64_t> allowed) {
   CHECK(logits.size() == static_cast<size_t>(scratch.vocab_size_));

@@ -7,11 +7,13 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <span>
 #include <vector>
 
 #include "engine/request.h"
 #include "engine/sampling_options.h"
+#include "kernels/drawn_token.h"
 
 namespace galley::engine {
 
@@ -56,6 +58,10 @@ class Sampler {
   // empty, has a bit per token, clear where it must not be chosen.
   Sampled sample(std::span<const float> logits, int64_t position, SamplerScratch& scratch,
                  std::span<const uint64_t> allowed = {});
+
+  // How the token at `position` may be drawn elsewhere from the raw logits; none where they are
+  // adjusted, reported or cut to the best. Such a token needs no telling: nothing counts it.
+  std::optional<kernels::DrawRequest> plain_draw(int64_t position) const;
 
   // Of the last sample, best first; as many as the options asked for.
   std::span<const TokenLogprob> top_logprobs() const { return top_logprobs_; }

@@ -32,6 +32,12 @@ class MirroredOps final : public HostOps {
     device_->spread(list, hidden, copies, out(streams));
     end();
   }
+  bool draws() const override { return device_->draws(); }
+  void draw(Rows<const float> logits, std::span<const DrawRequest> requests,
+            DrawnToken* tokens) override {
+    device_->draw(in(logits), requests, out(tokens, logits.rows * int64_t{sizeof(DrawnToken)}));
+    end();
+  }
   void linear(Rows<const Bf16> x, std::span<const Product> products) override {
     device_->linear(in(x), placed(products));
     end();

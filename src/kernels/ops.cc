@@ -1,6 +1,8 @@
 // What an Ops does that leaves it to the interface.
 #include "kernels/ops.h"
 
+#include "base/check.h"
+
 namespace galley::kernels {
 
 WeightFolds* Ops::folds() { return nullptr; }
@@ -9,6 +11,13 @@ void Ops::norm_linear(Rows<Bf16> x, const Bf16* weight, float eps,
                       std::span<const Product> products) {
   rms_norm(x, weight, eps, x);
   linear(x, products);
+}
+
+bool Ops::draws() const { return false; }
+
+void Ops::draw(Rows<const float> /*logits*/, std::span<const DrawRequest> /*requests*/,
+               DrawnToken* /*tokens*/) {
+  CHECK(false);  // draws() says so
 }
 
 }  // namespace galley::kernels

@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "base/result.h"
+#include "kernels/drawn_token.h"
 #include "kernels/memory.h"
 #include "kernels/tensor.h"
 #include "kernels/weight_folds.h"
@@ -154,10 +155,12 @@ struct StepBounds {
   int64_t hidden = 0;        // d
   int64_t expert_width = 0;  // I
   int32_t experts_per_token = 0;
-  int32_t routed_experts = 0;           // that the router chooses from
-  int64_t entries = 0;                  // compressed entries of one sequence
-  int64_t engram_width = 0;             // columns times width of an Engram row
-  int64_t stage_bytes = 0;              // staged by one step
+  int32_t routed_experts = 0;  // that the router chooses from
+  int64_t entries = 0;         // compressed entries of one sequence
+  int64_t engram_width = 0;    // columns times width of an Engram row
+  int64_t stage_bytes = 0;     // staged by one step
+  int64_t logit_rows = 0;      // of vocab logits each, that may be drawn from
+  int64_t vocab = 0;
   std::span<const MoeWeights> moe;      // of every layer; outlive the steps
   std::span<const EngramTable> tables;  // those whose rows are looked up; outlive the steps
 };
@@ -188,6 +191,9 @@ class Ops {
   // if the result is another pointer.
   virtual const void* stage(const void* host, int64_t bytes) = 0;
 
+  // Whether draw() is there: rows of logits then need not travel to the host.
+  virtual bool draws() const;
+
   // All copies, in any order: no target is another one's source or target.
   virtual void copy(std::span<const RowCopy> copies) = 0;
 
@@ -197,6 +203,10 @@ class Ops {
   // The source is an embedding row or a row of an image span.
   virtual void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
                       Rows<Bf16> streams) = 0;
+
+  // A token of each row of logits [R, V] (7), to where the host can copy it from. Only if draws().
+  virtual void draw(Rows<const float> logits, std::span<const DrawRequest> requests,
+                    DrawnToken* tokens);
 
   // All products of one input x [R, in].
   virtual void linear(Rows<const Bf16> x, std::span<const Product> products) = 0;

@@ -48,6 +48,9 @@ Forward::Forward(const Model& model, const ModelWeights& weights, KvCache& cache
       start_mix_(static_cast<size_t>(config_.streams), 0.0F),
       seen_(ops.memory()) {
   start_mix_[0] = 1.0F;
+  draws_.reserve(static_cast<size_t>(options.logit_rows_max));
+  draws_row_.resize(static_cast<size_t>(options.logit_rows_max));
+  drawn_host_.resize(static_cast<size_t>(options.logit_rows_max));
   page_tables_.reserve(static_cast<size_t>(options.sequences_max));
   // Two halves of each group's members; three copies of a row at the cut.
   copies_.reserve(static_cast<size_t>(2 * ws_.group_a.rows() + 3 * ws_.rows_max));
@@ -107,6 +110,8 @@ Result<void> Forward::reserve() {
   bounds.stage_bytes =
       ws_.rows_max * config_.rope_dim * 4 * (4 + std::ssize(groups_)) +
       int64_t{options_.sequences_max} * (cache_.layout().pages_for(positions) + 64) * 4 + 65536;
+  bounds.logit_rows = options_.logit_rows_max;
+  bounds.vocab = config_.vocab_size;
   bounds.moe = moe_;
   bounds.tables = tables_;
   return ops_.reserve(bounds);
@@ -146,21 +151,54 @@ void Forward::submit(std::span<const SequencePlan> plans, StepObserver* observer
   }
   result_ = {};
   result_.logits = ws_.logits.first(head(*set));
+  draw(result_.logits);
   result_.full_rows = full_.rows();
   result_.tail_rows = trims_ ? tail_.rows() : full_.rows();
   if (options_.capture_targets) result_.main_hidden = ws_.main_hidden[side_].first(set->rows());
 }
 
 Result<StepResult> Forward::collect() {
-  const Rows<const float> logits = result_.logits;
-  if (!ops_.memory().is_host() && logits.rows > 0) {
-    auto* host = reinterpret_cast<float*>(logits_host_->data());
-    result_.logits = Rows<const float>(host, logits.rows, logits.cols);
-    ops_.memory().read(host, logits.data,
-                       logits.rows * logits.cols * static_cast<int64_t>(sizeof(float)));
-  }
+  if (!ops_.memory().is_host() && result_.logits.rows > 0) read_results();
   TRY(ops_.finish());
   return result_;
+}
+
+void Forward::draw(Rows<const float> logits) {
+  draws_.clear();
+  if (!ops_.draws()) return;
+  bool any = false;
+  for (const SequencePlan& plan : plans_) {
+    const auto count = static_cast<int64_t>(plan.tokens.size());
+    for (int64_t i = std::min(plan.logits_begin, count); i < count; ++i) {
+      draws_row_[draws_.size()] = plan.draw != nullptr;
+      draws_.push_back(plan.draw != nullptr ? *plan.draw : kernels::DrawRequest{});
+      any = any || plan.draw != nullptr;
+    }
+  }
+  if (!any) draws_.clear();
+  if (any) ops_.draw(logits, draws_, ws_.drawn.row(0));
+}
+
+void Forward::read_results() {
+  const Rows<const float> logits = result_.logits;
+  auto* host = reinterpret_cast<float*>(logits_host_->data());
+  result_.logits = Rows<const float>(host, logits.rows, logits.cols);
+  const auto stays = [&](int64_t row) {
+    return !draws_.empty() && draws_row_[static_cast<size_t>(row)];
+  };
+  for (int64_t begin = 0; begin < logits.rows;) {
+    int64_t end = begin + 1;
+    while (end < logits.rows && stays(end) == stays(begin)) ++end;
+    if (!stays(begin)) {
+      ops_.memory().read(host + begin * logits.cols, logits.row(begin),
+                         (end - begin) * logits.cols * static_cast<int64_t>(sizeof(float)));
+    }
+    begin = end;
+  }
+  if (draws_.empty()) return;
+  ops_.memory().read(drawn_host_.data(), ws_.drawn.row(0),
+                     logits.rows * static_cast<int64_t>(sizeof(kernels::DrawnToken)));
+  result_.drawn = std::span(drawn_host_).first(static_cast<size_t>(logits.rows));
 }
 
 void Forward::copy_rows() {

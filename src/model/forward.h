@@ -55,6 +55,10 @@ class Forward {
   void begin(std::span<const SequencePlan> plans, StepObserver* observer);
   void fill_engram_ids(int32_t index, const RowSet& set);
   void embed();
+  // Tokens of the rows of logits whose plans want them drawn.
+  void draw(Rows<const float> logits);
+  // Logits of the other rows to the host, and the drawn tokens.
+  void read_results();
   // The wanted rows' logits; their number.
   int64_t head(const RowSet& set);
 
@@ -133,6 +137,9 @@ class Forward {
   BufferSource host_source_;
   StepWorkspace ws_;
   Result<kernels::MemoryBlock> logits_host_;  // empty where the host can read the workspace
+  std::vector<kernels::DrawRequest> draws_;   // a row of logits each, if any is drawn from
+  std::vector<bool> draws_row_;
+  std::vector<kernels::DrawnToken> drawn_host_;
   RowSet full_;
   RowSet tail_;
   std::vector<GroupSet> groups_;             // one a ratio

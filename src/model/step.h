@@ -40,8 +40,10 @@ struct StepOptions {
 
 // Valid until the next run; logits are the host's.
 struct StepResult {
-  // [wanted rows, V], in plan order.
+  // [wanted rows, V], in plan order; rows that were drawn from are not filled.
   kernels::Rows<const float> logits;
+  // Empty, or one a row of logits; meaningful where the row's plan has `draw`.
+  std::span<const kernels::DrawnToken> drawn;
   // [tail rows, targets * d], what the draft head reads (spec/dspark.md 3); only
   // with capture_targets. Tail rows: in plan order, held rows of a sequence first.
   kernels::Rows<const kernels::Bf16> main_hidden;

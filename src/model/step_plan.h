@@ -11,6 +11,7 @@
 #include <limits>
 #include <span>
 
+#include "kernels/drawn_token.h"
 #include "kernels/tensor.h"
 
 namespace galley::model {
@@ -49,6 +50,9 @@ struct SequencePlan {
 
   // Logits are computed for the rows [logits_begin, tokens.size()); these must be tail rows.
   int64_t logits_begin = kNoPosition;
+  // If set, and the kernels draw (Ops::draws), each of these rows becomes a token there, and its
+  // logits stay there.
+  const kernels::DrawRequest* draw = nullptr;
 
   // Bounded prefix replay (8.2): no row sees window keys before window_floor,
   // and rows before global_begin write window KV only.

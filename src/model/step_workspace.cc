@@ -64,6 +64,7 @@ StepWorkspace::StepWorkspace(const Config& config, const KvLayout& layout,
     }
   }
   logits = {device, options.logit_rows_max, config.vocab_size};
+  drawn = {device, options.logit_rows_max, 1};
 
   selection_of = {host, r, 1};
   pool_of = {host, r, 1};
@@ -81,7 +82,7 @@ int64_t StepWorkspace::bytes() const {
   add(streams[0], streams[1], carried[0], carried[1], pre, post, comb, x, y);
   add(lambda, q, kv, u, keys, entry, a, b, group_a, group_b, latent, index_key, index_query);
   add(head_weight, selected, selected_count, pool, pool_count, experts, expert_weights);
-  add(router_margin, engram_e, engram_kv, engram_gate, main_hidden[0], main_hidden[1], logits);
+  add(router_margin, engram_e, engram_kv, engram_gate, main_hidden[0], main_hidden[1], logits, drawn);
   add(selection_of, pool_of, sources, bias_of_row);
   add(global_destination, index_destination, attention_rows, index_rows);
   for (const auto& ids : engram_ids) add(ids);

@@ -66,8 +66,9 @@ struct StepWorkspace {
   RowBuffer<Bf16> engram_kv;                   // (n + 1) d
   RowBuffer<float> engram_gate;                // n
 
-  RowBuffer<Bf16> main_hidden[2];  // targets d, doubled as the streams
-  RowBuffer<float> logits;         // V, logit_rows_max rows
+  RowBuffer<Bf16> main_hidden[2];        // targets d, doubled as the streams
+  RowBuffer<float> logits;               // V, logit_rows_max rows
+  RowBuffer<kernels::DrawnToken> drawn;  // 1, a row of logits
 
   // Which row of `selected` and `pool` a row reads: another one only after the cut.
   RowBuffer<int32_t> selection_of;

@@ -28,6 +28,11 @@ class ForwardingOps : public kernels::Ops {
               kernels::Rows<kernels::Bf16> streams) override {
     inner_.spread(sources, hidden, copies, streams);
   }
+  bool draws() const override { return inner_.draws(); }
+  void draw(kernels::Rows<const float> logits, std::span<const kernels::DrawRequest> requests,
+            kernels::DrawnToken* tokens) override {
+    inner_.draw(logits, requests, tokens);
+  }
   void linear(kernels::Rows<const kernels::Bf16> x,
               std::span<const kernels::Product> products) override {
     inner_.linear(x, products);

@@ -31,6 +31,7 @@
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/rope.h"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/sample.h"
 #include "kernels/cuda/stage_arena.h"
 #include "kernels/cuda/weight_tiles.h"
 
@@ -53,6 +54,7 @@ enum class Scratch : uint8_t {
   kExperts,  // folded experts: rows on their way through the layer
   kTiles,    // a folded product's input: codes, then scales
   kScores,   // indexer
+  kDraw,
   kBlockScores,
   kIndex,  // of index_select_sm90, kept zeroed
   kCount,
@@ -116,6 +118,7 @@ class CudaOps final : public Ops {
     flush();  // another table may lie where one was that is gone
     cudaStreamSynchronize(stream_);
     for (const EngramTable& table : bounds.tables) TRY(engram_.keep(table));
+    bytes(Scratch::kDraw, sample_workspace_bytes(bounds.logit_rows, bounds.vocab));
     if (failure_) return *failure_;
     return {};
   }
@@ -156,6 +159,15 @@ class CudaOps final : public Ops {
     CHECK(copies == kStreams && streams.cols == copies * hidden);
     waits_ = streams.rows <= kGraphRowsMax;  // the first operation of a step
     if (streams.rows > 0) enqueue_first(cuda::spread, staged(sources), streams);
+  }
+
+  bool draws() const override { return true; }
+  void draw(Rows<const float> logits, std::span<const DrawRequest> requests,
+            DrawnToken* tokens) override {
+    CHECK(std::ssize(requests) == logits.rows);
+    if (logits.rows == 0) return;
+    void* workspace = bytes(Scratch::kDraw, sample_workspace_bytes(logits.rows, logits.cols));
+    enqueue_first(sample, logits, staged(requests), tokens, workspace);
   }
 
   void linear(Rows<const Bf16> x, std::span<const Product> products) override {

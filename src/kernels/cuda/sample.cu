@@ -28,8 +28,8 @@ struct Peak {
 
 struct Arguments {
   Rows<const float> logits;
-  const SampleRequest* requests;
-  SampledToken* tokens;
+  const DrawRequest* requests;
+  DrawnToken* tokens;
   int64_t chunks;
   Peak* peaks;        // [rows, chunks]
   double* totals;     // [rows, chunks, 2]: at temperature 1, and at the row's own
@@ -130,7 +130,7 @@ __device__ __forceinline__ float block_weight(const float (&x)[kParts], float pe
   return sum;
 }
 
-__device__ __forceinline__ bool draws(const SampleRequest& request) {
+__device__ __forceinline__ bool draws(const DrawRequest& request) {
   return request.temperature >= kTemperatureMin;
 }
 
@@ -141,7 +141,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Arguments args) {
   float x[kTurns][kParts];
   load(args, x);
   const float peak = row_peak(args, row).value;
-  const SampleRequest& request = args.requests[row];
+  const DrawRequest& request = args.requests[row];
   const float scale = draws(request) ? 1.0F / request.temperature : 1.0F;
   double plain = 0.0;
   double scaled = 0.0;
@@ -196,7 +196,7 @@ static_assert(kBlock == kChunkBlocks);
 
 __device__ int32_t draw(const Arguments& args, int64_t row, float peak, Walked& walked) {
   const int lane = threadIdx.x % kWarp;
-  const SampleRequest& request = args.requests[row];
+  const DrawRequest& request = args.requests[row];
   double total = 0.0;
   for (int64_t chunk = 0; chunk < args.chunks; ++chunk) total += walked.totals[chunk];
   double left =
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kWarp) choose_kernel(Arguments args) {
   __shared__ Walked walked;
   const int64_t row = blockIdx.x;
   const Peak peak = row_peak(args, row);
-  SampledToken result;
+  DrawnToken result;
   if (isfinite(peak.value)) {
     double plain = 0.0;  // lanes add chunks of their own, then each other: an order of its own
     for (int64_t chunk = threadIdx.x; chunk < args.chunks; chunk += kWarp) {
@@ -253,8 +253,8 @@ int64_t sample_workspace_bytes(int64_t rows, int64_t vocab) {
   return rows * chunk_count(vocab) * a_chunk;
 }
 
-void sample(Stream stream, Rows<const float> logits, const SampleRequest* requests,
-            SampledToken* tokens, void* workspace) {
+void sample(Stream stream, Rows<const float> logits, const DrawRequest* requests,
+            DrawnToken* tokens, void* workspace) {
   CHECK(logits.cols <= kSampleVocabMax && logits.rows < 65536);
   if (logits.rows == 0) return;
   const int64_t chunks = chunk_count(logits.cols);

@@ -9,29 +9,17 @@
 #include <cstdint>
 
 #include "kernels/cuda/device.h"
+#include "kernels/drawn_token.h"
 #include "kernels/tensor.h"
 
 namespace galley::kernels::cuda {
-
-struct SampleRequest {
-  float temperature = 0.0F;  // below 1e-5: the best token, ties to the lower id
-  uint64_t seed = 0;
-  uint64_t stream = 0;
-  int64_t position = 0;
-};
-
-struct SampledToken {
-  int32_t token = 0;
-  int32_t valid = 0;     // 0: the row had NaN or no finite logit; there is no token
-  float logprob = 0.0F;  // under the raw logits
-};
 
 constexpr int64_t kSampleVocabMax = 1 << 20;
 
 int64_t sample_workspace_bytes(int64_t rows, int64_t vocab);
 
 // Three launches. requests and tokens [R] are device memory.
-void sample(Stream stream, Rows<const float> logits, const SampleRequest* requests,
-            SampledToken* tokens, void* workspace);
+void sample(Stream stream, Rows<const float> logits, const DrawRequest* requests,
+            DrawnToken* tokens, void* workspace);
 
 }  // namespace galley::kernels::cuda
