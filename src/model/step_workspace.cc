@@ -82,7 +82,8 @@ int64_t StepWorkspace::bytes() const {
   add(streams[0], streams[1], carried[0], carried[1], pre, post, comb, x, y);
   add(lambda, q, kv, u, keys, entry, a, b, group_a, group_b, latent, index_key, index_query);
   add(head_weight, selected, selected_count, pool, pool_count, experts, expert_weights);
-  add(router_margin, engram_e, engram_kv, engram_gate, main_hidden[0], main_hidden[1], logits, drawn);
+  add(router_margin, engram_e, engram_kv, engram_gate, main_hidden[0], main_hidden[1], logits,
+      drawn);
   add(selection_of, pool_of, sources, bias_of_row);
   add(global_destination, index_destination, attention_rows, index_rows);
   for (const auto& ids : engram_ids) add(ids);

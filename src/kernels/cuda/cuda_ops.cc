@@ -5,7 +5,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdlib>
-#include <map>
 #include <optional>
 #include <string>
 #include <string_view>
@@ -19,6 +18,7 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/engram.h"
 #include "kernels/cuda/engram_store.h"
+#include "kernels/cuda/expert_tables.h"
 #include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/fold_store.h"
 #include "kernels/cuda/graph_cache.h"
@@ -469,12 +469,6 @@ class CudaOps final : public Ops {
     RopeAngles angles;
     bool inverse = false;
   };
-  // Device copies of a layer's views, one list a matrix.
-  struct ExpertTable {
-    MemoryBlock block;
-    std::array<const WeightView*, 3> matrix = {};  // w1, w3, w2
-  };
-
   CudaOps(const DeviceProperties& device, Stream stream)
       : device_(device),
         stream_(stream),
@@ -482,6 +476,7 @@ class CudaOps final : public Ops {
         arena_(*memory_, stream),
         folds_(*memory_, stream),
         engram_(*memory_, arena_),
+        expert_tables_(*memory_),
         commands_(kCommandBytesMax),
         graphs_(kGraphsMax) {
     held_copies_.reserve(kCopiesAlongMax);
@@ -709,27 +704,12 @@ class CudaOps final : public Ops {
     held_.y = y;
   }
 
+  // Of a layer's stored experts; an empty one after a failure, which finish() tells.
   const ExpertTable& expert_table(const MoeWeights& weights) {
-    ExpertTable& table = expert_tables_[weights.experts.data()];
-    if (table.block.bytes() > 0) return table;
-    const size_t count = weights.experts.size();
-    std::vector<WeightView> views(3 * count);
-    for (size_t e = 0; e < count; ++e) {
-      views[e] = weights.experts[e].w1;
-      views[count + e] = weights.experts[e].w3;
-      views[2 * count + e] = weights.experts[e].w2;
-    }
-    const auto size = static_cast<int64_t>(views.size() * sizeof(WeightView));
-    auto block = MemoryBlock::create(*memory_, size, "the table of experts");
-    if (!block) {
-      if (!failure_) failure_ = block.error();
-      return table;
-    }
-    table.block = *std::move(block);
-    memory_->write(table.block.data(), views.data(), size);
-    const auto* first = reinterpret_cast<const WeightView*>(table.block.data());
-    for (size_t m = 0; m < 3; ++m) table.matrix[m] = first + m * count;
-    return table;
+    static constexpr ExpertTable kNone = {};
+    const auto table = expert_tables_.of(weights);
+    if (!table && !failure_) failure_ = table.error();
+    return table ? **table : kNone;
   }
 
   PairPlan plan_of(int64_t pairs, int32_t experts, int32_t tile_rows) {
@@ -789,7 +769,7 @@ class CudaOps final : public Ops {
   FoldStore folds_;
   std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> scratch_;
   EngramStore engram_;
-  std::map<const ExpertWeights*, ExpertTable> expert_tables_;  // by a layer's first expert
+  ExpertTables expert_tables_;
   CommandList commands_;
   GraphCache graphs_;
   ProductSet products_;  // of the call that is being made
