@@ -15,15 +15,18 @@ kernels::HcOptions hc_options(const Config& config) {
           .norm_eps = config.norm_eps};
 }
 
-RopeTables rope_tables(const Config& config) {
+RopeTables rope_tables(const Config& config, const StepOptions& options) {
   const RopeConfig& rope = config.rope;
-  return {.window = kernels::RopeTable({.rotary = config.rope_dim, .theta = rope.theta}),
-          .compressed = kernels::RopeTable({.rotary = config.rope_dim,
-                                            .theta = rope.compress_theta,
-                                            .original_positions = rope.yarn_original_length,
-                                            .factor = rope.yarn_factor,
-                                            .beta_fast = rope.yarn_beta_fast,
-                                            .beta_slow = rope.yarn_beta_slow})};
+  const int64_t positions =
+      options.positions_max > 0 ? options.positions_max : config.positions_max;
+  return {.window = RopeCache({.rotary = config.rope_dim, .theta = rope.theta}, positions),
+          .compressed = RopeCache({.rotary = config.rope_dim,
+                                   .theta = rope.compress_theta,
+                                   .original_positions = rope.yarn_original_length,
+                                   .factor = rope.yarn_factor,
+                                   .beta_fast = rope.yarn_beta_fast,
+                                   .beta_slow = rope.yarn_beta_slow},
+                                  positions)};
 }
 
 }  // namespace
@@ -38,7 +41,7 @@ Forward::Forward(const Model& model, const ModelWeights& weights, KvCache& cache
       options_(options),
       cut_(config_.decoder_source() >= 0 ? config_.decoder_source() : config_.layers),
       hc_options_(hc_options(config_)),
-      rope_(rope_tables(config_)),
+      rope_(rope_tables(config_, options_)),
       device_source_(ops.memory()),
       host_source_(kernels::host_memory()),
       ws_(config_, cache.layout(), options, device_source_, host_source_),
@@ -171,7 +174,9 @@ void Forward::draw(Rows<const float> logits) {
     const auto count = static_cast<int64_t>(plan.tokens.size());
     for (int64_t i = std::min(plan.logits_begin, count); i < count; ++i) {
       draws_row_[draws_.size()] = plan.draw != nullptr;
-      draws_.push_back(plan.draw != nullptr ? *plan.draw : kernels::DrawRequest{});
+      kernels::DrawRequest request = plan.draw != nullptr ? *plan.draw : kernels::DrawRequest{};
+      request.position += i - plan.logits_begin;
+      draws_.push_back(request);
       any = any || plan.draw != nullptr;
     }
   }

@@ -60,7 +60,7 @@ void RowSet::add(int32_t sequence, const SequencePlan& plan, int64_t first_posit
   }
 }
 
-void RowSet::fill_angles(const RopeTables& tables, kernels::Ops& ops) {
+void RowSet::fill_angles(RopeTables& tables, kernels::Ops& ops) {
   const auto angles = [this](size_t which) { return angles_[which].first(rows()); };
   tables.window.fill(positions_, angles(0), angles(1));
   tables.compressed.fill(positions_, angles(2), angles(3));
@@ -96,7 +96,7 @@ void GroupSet::add(int32_t sequence, const SequencePlan& plan) {
   }
 }
 
-void GroupSet::fill_angles(const kernels::RopeTable& table, kernels::Ops& ops) {
+void GroupSet::fill_angles(RopeCache& table, kernels::Ops& ops) {
   table.fill(positions_, cos_.first(count()), sin_.first(count()));
   staged_ = staged_angles(ops, cos_.first(count()), sin_.first(count()));
 }

@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "kernels/ops.h"
-#include "kernels/rope_table.h"
 #include "kernels/tensor.h"
+#include "model/rope_cache.h"
 #include "model/row_buffer.h"
 #include "model/step_plan.h"
 
@@ -26,8 +26,8 @@ struct RowSegment {
 };
 
 struct RopeTables {
-  kernels::RopeTable window;      // layers of ratio 0
-  kernels::RopeTable compressed;  // layers of ratio > 0
+  RopeCache window;      // layers of ratio 0
+  RopeCache compressed;  // layers of ratio > 0
 };
 
 class RowSet {
@@ -39,7 +39,7 @@ class RowSet {
   // The rows of `sequence` from first_position to the plan's end; may begin in its look-back.
   void add(int32_t sequence, const SequencePlan& plan, int64_t first_position);
   // Stages them for this step's kernels.
-  void fill_angles(const RopeTables& tables, kernels::Ops& ops);
+  void fill_angles(RopeTables& tables, kernels::Ops& ops);
 
   int64_t rows() const { return static_cast<int64_t>(positions_.size()); }
   std::span<const RowSegment> segments() const { return segments_; }
@@ -73,7 +73,7 @@ class GroupSet {
   void clear();
   // The groups whose last member is a row of the plan at or after global_begin.
   void add(int32_t sequence, const SequencePlan& plan);
-  void fill_angles(const kernels::RopeTable& table, kernels::Ops& ops);
+  void fill_angles(RopeCache& table, kernels::Ops& ops);
 
   int32_t ratio() const { return ratio_; }
   int64_t count() const { return static_cast<int64_t>(entries_.size()); }

@@ -51,7 +51,7 @@ struct SequencePlan {
   // Logits are computed for the rows [logits_begin, tokens.size()); these must be tail rows.
   int64_t logits_begin = kNoPosition;
   // If set, and the kernels draw (Ops::draws), each of these rows becomes a token there, and its
-  // logits stay there.
+  // logits stay there. Of the first row; the position counts on from there.
   const kernels::DrawRequest* draw = nullptr;
 
   // Bounded prefix replay (8.2): no row sees window keys before window_floor,

@@ -154,6 +154,9 @@ class DeviceSteps {
     return {};
   }
 
+  // What requests without cuts and penalties ask for: the draw is part of the step.
+  static constexpr kernels::DrawRequest kDraw = {.temperature = 1.0F, .seed = 7};
+
   Result<double> seconds_of(std::span<const Rows> rows, model::RowKind kind) {
     int64_t count = 0;
     for (const Rows& one : rows) count += one.count;
@@ -181,6 +184,7 @@ class DeviceSteps {
       plan.tail_begin = one.tail_begin;
       plan.tail_floor = one.tail_begin;
       if (one.logits > 0) plan.logits_begin = one.count - one.logits;
+      plan.draw = &kDraw;
       plans_.push_back(plan);
       begin += one.count;
     }
