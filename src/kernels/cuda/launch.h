@@ -37,6 +37,11 @@ struct RowProduct {
 };
 void launch_product(const RowProduct& product, Stream stream);
 
+// Whether it is computed by wide_product.cu: weights whose strips of 64 outputs fill the chip.
+// Fixed by the weight and its groups. launch_product sends it there; a ProductSet does not take it.
+bool takes_wide(const RowProduct& product);
+void launch_wide_product(const RowProduct& product, Stream stream);
+
 // Whether the product is computed in strips of outputs, by the tensor cores.
 bool takes_strips(const RowProduct& product);
 

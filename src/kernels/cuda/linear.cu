@@ -3,9 +3,9 @@
 //
 // A block of four warps takes 64 outputs of up to 32 rows (product_tile.cuh); the
 // warps share the rows through L1. f32 weights, and widths that are no multiple of
-// 16, go one warp an output and row on the ordinary units. Floor: the weights'
-// bytes for few rows, the tensor cores for many; what limits this version is the
-// latency of its loads, since nothing is fetched ahead.
+// 16, go one warp an output and row on the ordinary units; wide ones to wide_product.cu. Floor: the
+// weights' bytes for few rows, the tensor cores for many; what limits this version is the latency
+// of its loads, since nothing is fetched ahead.
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/product_tile.cuh"
@@ -128,7 +128,7 @@ bool is_packed_input(Rows<const Bf16> x) {
 }
 
 bool takes_strips(const RowProduct& p) {
-  return !p.weight.folded && !takes_narrow(p) && p.weight.in % 16 == 0 &&
+  return !p.weight.folded && !takes_narrow(p) && !takes_wide(p) && p.weight.in % 16 == 0 &&
          (p.groups == 1 || p.weight.out / p.groups % kTileOutputs == 0) &&
          p.weight.format != WeightFormat::kF32;
 }
@@ -140,6 +140,7 @@ void launch_product(const RowProduct& p, Stream stream) {
     set.products[set.count++] = p;
     return launch_narrow(set, stream);
   }
+  if (takes_wide(p)) return launch_wide_product(p, stream);
   const int64_t group_out = p.weight.out / p.groups;
   if (!takes_strips(p)) {
     const auto blocks = static_cast<unsigned>((p.weight.out * 32 + 127) / 128);

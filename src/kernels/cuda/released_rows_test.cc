@@ -194,6 +194,46 @@ TEST_F(CudaReleasedRows, NarrowExactProductsDoNotSeeOtherRows) {
   }
 }
 
+// wo_a and head: other tiles from 9, 33, 65, 129 rows on, and by what fills the chip above.
+TEST_F(CudaReleasedRows, WideProductsDoNotSeeOtherRows) {
+  Random random(86);
+  constexpr int64_t kRows = 530;
+  const auto check = [&](const char* what, int64_t out, const auto& run) {
+    const auto all = run(0, kRows);
+    for (const int64_t count : {1, 8, 9, 32, 33, 64, 65, 128, 129, 256, 257, 384, 385, 512}) {
+      const int64_t begin = (kRows - count) / 3;
+      const auto part = run(begin, count);
+      EXPECT_EQ(std::memcmp(part.data(), all.data() + begin * out, part.size() * sizeof(part[0])),
+                0)
+          << what << ", " << count << " rows from " << begin;
+    }
+  };
+  {
+    constexpr int64_t kIn = 4096;
+    constexpr int64_t kOut = 8 * 1024;
+    const StoredWeight weight(random, WeightFormat::kFp8Tile32, kOut, kIn);
+    const std::vector<Bf16> x = random.bf16(kRows * 8 * kIn);
+    check("wo_a", kOut, [&](int64_t begin, int64_t count) {
+      std::vector<Bf16> y(static_cast<size_t>(count * kOut));
+      ops_->grouped_linear(as_rows(x, kRows).slice(begin, count), weight.view(), 8,
+                           as_rows(y, count));
+      return y;
+    });
+  }
+  {
+    constexpr int64_t kIn = 5120;
+    constexpr int64_t kOut = 8192 + 64;  // the last tile is not whole
+    const StoredWeight weight(random, WeightFormat::kBf16, kOut, kIn);
+    const std::vector<Bf16> x = random.bf16(kRows * kIn);
+    check("head", kOut, [&](int64_t begin, int64_t count) {
+      std::vector<float> y(static_cast<size_t>(count * kOut));
+      const Product product{weight.view(), false, {}, as_rows(y, count)};
+      ops_->linear(as_rows(x, kRows).slice(begin, count), {&product, 1});
+      return y;
+    });
+  }
+}
+
 TEST_F(CudaReleasedRows, AttentionDoesNotSeeOtherRows) {
   Random random(81);
   constexpr int64_t kRows = 71;  // more than the multiprocessors can take two blocks each of

@@ -20,6 +20,12 @@
   GALLEY_NAMES_80                            \
   ", %80, %81, %82, %83, %84, %85, %86, %87" \
   ", %88, %89, %90, %91, %92, %93, %94, %95"
+#define GALLEY_NAMES_128                             \
+  GALLEY_NAMES_96                                    \
+  ", %96, %97, %98, %99, %100, %101, %102, %103"     \
+  ", %104, %105, %106, %107, %108, %109, %110, %111" \
+  ", %112, %113, %114, %115, %116, %117, %118, %119" \
+  ", %120, %121, %122, %123, %124, %125, %126, %127"
 
 // Four operands from d[i] on.
 #define GALLEY_FOUR(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
@@ -38,3 +44,9 @@
   GALLEY_SUMS_64(d), GALLEY_FOUR(d, 64), GALLEY_FOUR(d, 68), GALLEY_FOUR(d, 72), GALLEY_FOUR(d, 76)
 #define GALLEY_SUMS_96(d) \
   GALLEY_SUMS_80(d), GALLEY_FOUR(d, 80), GALLEY_FOUR(d, 84), GALLEY_FOUR(d, 88), GALLEY_FOUR(d, 92)
+#define GALLEY_SUMS_112(d)                                                         \
+  GALLEY_SUMS_96(d), GALLEY_FOUR(d, 96), GALLEY_FOUR(d, 100), GALLEY_FOUR(d, 104), \
+      GALLEY_FOUR(d, 108)
+#define GALLEY_SUMS_128(d)                                                           \
+  GALLEY_SUMS_112(d), GALLEY_FOUR(d, 112), GALLEY_FOUR(d, 116), GALLEY_FOUR(d, 120), \
+      GALLEY_FOUR(d, 124)

@@ -1,0 +1,541 @@
+// The kernel of wide weights with exact bf16 inputs: the attention's output projection by groups
+// (fp8 tiles) and the head (bf16), for every number of rows.
+//
+// Floor. The head's 1.3 GB take 290 us, one layer's 34 MB of fp8 take 7.5 us; from about 170 rows
+// of bf16 on, or 85 of fp8, the tensor cores take longer: 640 to 740 TFLOP/s before the chip's
+// power ends (docs/benchmarks.md).
+//
+// Design. Weights are A of wgmma, 64 outputs a warpgroup, tokens are B: few tokens waste nothing.
+// These weights are wide enough that their strips alone fill the chip, so no sum is split, and its
+// order, 16 of K at a time, is the same for every number of tokens. The copy engine brings boxes
+// of 64 of K of weights and tokens, as they lie in memory, into a ring of stages; clusters of two
+// blocks with neighbouring outputs share the tokens' copies. bf16 weights are multiplied from
+// there. fp8 codes are picked up as wgmma's registers want them and become bf16 there, exactly: a
+// code's exponent and mantissa moved into a bf16's are 2^-120 of its value, and one product with
+// 2^120 of its tile's scale is the rest (two, where that is no bf16). That takes 6 operations for
+// two codes and happens while the chunk before it is multiplied; what the fold of other weights
+// would save is not worth a second layout of them. Rows of wgmma are outputs in an order in which
+// a thread has two neighbouring ones of a token, and in which eight rows of 64 bytes lie in
+// different banks.
+//
+// Measured on one H200, rotated weights: the head 306 us at 32 rows, 316 at 64, 357 at 128 (each
+// with its f32 results), 652 TFLOP/s at 384 rows and 693 at 512; wo_a 1.6 to 1.9 ms at 16,384 rows
+// (580 to 690 TFLOP/s, by the chip's power), 50 us at 512, 20 us at 64, 18 us at 1.
+//
+// Tried: clusters of four: 128 blocks of them do not fit the chip at once, twice as slow. Tiles of
+// 128 tokens instead of 256: 546 TFLOP/s at 16,384 rows instead of 680. Without clusters: the same
+// speed for 256 tokens, 20 % slower for 128.
+//
+// What limits it now: power for many rows; for few rows of fp8 something that 64 of K take 280 ns
+// for, whoever unpacks them.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/ordered_launch.cuh"
+#include "kernels/cuda/sm90.cuh"
+#include "kernels/cuda/sm90_memory.cuh"
+#include "kernels/cuda/tensor_map.cuh"
+#include "kernels/cuda/wgmma_bf16.cuh"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+constexpr int kWideStrip = 64;      // outputs of a warpgroup
+constexpr int kWideK = 64;          // of a stage
+constexpr int kWideInMax = 8192;    // of fp8: room for the factors of its scales
+constexpr int kWideLastCode = 134;  // of scales whose 2^120-fold is a bf16
+
+struct WideArguments {
+  CUtensorMap weights;  // boxes of a block's outputs x 64
+  CUtensorMap x;        // boxes of a block's part of the tokens x 64
+  const uint8_t* scale;
+  int64_t scale_stride;
+  int32_t chunks;  // of 64
+  int32_t out;
+  int32_t rows;
+  int32_t groups;
+  int32_t group_tiles;   // of a cluster's outputs
+  int32_t token_blocks;  // of kTokens
+  int32_t panel_blocks;  // token blocks that go through a group's weights together
+  void* y;
+  int64_t y_stride;
+  bool f32;
+  bool pairs;  // two neighbouring outputs of a row can be stored at once
+};
+
+// kStrips warpgroups of 64 outputs, a warp that copies, kTokens tokens, clusters of kCluster blocks
+// with neighbouring outputs and the same tokens.
+template <bool kIsFp8, int kStripsIn, int kTokensIn, int kClusterIn>
+struct WideForm {
+  static constexpr bool kFp8 = kIsFp8;
+  static constexpr int kStrips = kStripsIn;
+  static constexpr int kTokens = kTokensIn;
+  static constexpr int kCluster = kClusterIn;
+  // Registers are dealt in warpgroups: large sums take the copying one's too.
+  static constexpr bool kLarge = kStrips == 2 && kTokens >= 192;
+  static constexpr int kThreads = kStrips * 128 + (kLarge ? 128 : 32);
+  static constexpr int kOutputs = kStrips * kWideStrip;
+  static constexpr int kBoxTokens = kTokens / kCluster;
+  static constexpr int kWeightsAt = kTokens * kWideK * 2;
+  static constexpr int kStripBytes = kWideStrip * kWideK * (kFp8 ? 1 : 2);
+  static constexpr int kStageBytes = kWeightsAt + kStrips * kStripBytes;
+  // Two factors of bf16 and two more, for each chunk and warp.
+  static constexpr int kFactorBytes = kFp8 ? kStrips * 4 * (kWideInMax / kWideK) * 8 : 0;
+  static constexpr int kRoom = 227 * 1024 - 2048 - kFactorBytes;
+  static constexpr int kStages = kRoom / kStageBytes < 32 ? kRoom / kStageBytes : 32;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kFactorBytes + 2048;
+  static_assert(kBoxTokens % 8 == 0 && kBoxTokens <= 256);
+};
+
+// What a cluster works on next: outputs of one group times one block of tokens.
+struct WideItem {
+  int32_t group;
+  int32_t tile;  // of the cluster's outputs, inside the group
+  int32_t token;
+};
+
+template <class Form>
+__device__ __forceinline__ WideItem wide_item(const WideArguments& args, int32_t item) {
+  const int32_t group_items = args.group_tiles * args.token_blocks;
+  const int32_t group = item / group_items;
+  item -= group * group_items;
+  const int32_t panel_items = args.panel_blocks * args.group_tiles;
+  const int32_t panel = item / panel_items;
+  item -= panel * panel_items;
+  const int32_t first = panel * args.panel_blocks;
+  const int32_t blocks = min(args.panel_blocks, args.token_blocks - first);
+  const int32_t tile = item / blocks;
+  return {group, tile, (first + item - tile * blocks) * Form::kTokens};
+}
+
+template <class Form>
+__device__ __forceinline__ int32_t wide_rank() {
+  return Form::kCluster > 1 ? static_cast<int32_t>(cluster_rank()) : 0;
+}
+
+// The first output that this block of the cluster makes.
+template <class Form>
+__device__ __forceinline__ int32_t wide_output(const WideArguments& args, const WideItem& item) {
+  return ((item.group * args.group_tiles + item.tile) * Form::kCluster + wide_rank<Form>()) *
+         Form::kOutputs;
+}
+
+template <class Form>
+struct WidePlace {
+  uint32_t bytes = 0;
+  uint32_t barrier = 0;
+  uint32_t parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    bytes += Form::kStageBytes;
+    barrier += 8;
+    if (barrier == Form::kStages * 8) {
+      bytes = 0;
+      barrier = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// This block's part of a chunk's tokens, for the whole cluster. The stage begins with the tokens.
+template <class Form>
+__device__ __forceinline__ void load_tokens(const WideArguments& args, const WideItem& item,
+                                            int32_t chunk, uint32_t ring, uint32_t full,
+                                            const WidePlace<Form>& place) {
+  const int32_t first = wide_rank<Form>() * Form::kBoxTokens;
+  const int32_t column = (item.group * args.chunks + chunk) * kWideK;
+  const uint32_t to = ring + place.bytes + first * kWideK * 2;
+  if constexpr (Form::kCluster > 1) {
+    constexpr uint16_t kAll = (1 << Form::kCluster) - 1;
+    box_load_multicast(to, args.x, column, item.token + first, full + place.barrier, kAll);
+  } else {
+    box_load(to, args.x, column, item.token, full + place.barrier);
+  }
+}
+
+__device__ __forceinline__ uint32_t load_shared_half(uint32_t at) {
+  uint16_t value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(at) : "memory");
+  return value;
+}
+
+// Whether it holds for a thread of this warpgroup; one barrier each.
+__device__ __forceinline__ bool warpgroup_any(bool mine, int32_t barrier) {
+  uint32_t any;
+  asm volatile(
+      "{\n.reg .pred mine, any;\n"
+      "setp.ne.b32 mine, %1, 0;\n"
+      "barrier.red.or.pred any, %2, 128, mine;\n"
+      "selp.b32 %0, 1, 0, any;\n}\n"
+      : "=r"(any)
+      : "r"(static_cast<uint32_t>(mine)), "r"(barrier)
+      : "memory");
+  return any != 0;
+}
+
+// Registers of four wgmmas: [16 of K][register].
+using WideOperand = uint32_t[4][4];
+
+// Two codes (bytes of `codes` named by the selector) as bf16 times 2^-120, exactly: exponent and
+// mantissa moved into their places.
+template <uint32_t kSelector = 0x4140>
+__device__ __forceinline__ uint32_t spread_codes(uint32_t codes, uint32_t& most) {
+  const uint32_t apart = __byte_perm(codes, 0, kSelector);
+  const uint32_t magnitude = apart & 0x007F007FU;
+  most = __vmaxs2(most, magnitude);
+  return apart * 256U - magnitude * 240U;  // in each half: sign 2^15 + magnitude 2^4
+}
+
+// One thread's view of a warpgroup's strip of fp8 weights.
+struct Fp8Strip {
+  uint32_t upper[4];  // place of its first code in a stage, by 16 of K
+  int32_t lower;      // from there to the row beside it
+  uint32_t factors;   // shared address, 8 bytes a chunk
+  uint32_t upper_max = 0;
+  uint32_t lower_max = 0;
+
+  // Rows g and g + 8 of wgmma are outputs 2 g' and 2 g' + 1, so that a thread has two neighbouring
+  // outputs of a token: the even one first in lanes below 16, last in the others. So the eight
+  // rows that a load reads lie in different banks: rows of 64 bytes, pieces of 16 bytes exchanged
+  // by row / 2 mod 4.
+  __device__ __forceinline__ Fp8Strip(uint32_t codes_at, uint32_t factors_in)
+      : factors(factors_in) {
+    const int32_t warp = (threadIdx.x >> 5) & 3;
+    const int32_t lane = threadIdx.x & 31;
+    const int32_t g = lane >> 2;
+    const int32_t row = 2 * g + (g >> 2);
+#pragma unroll
+    for (int32_t j = 0; j < 4; ++j) {
+      upper[j] =
+          codes_at + warp * 16 * kWideK + row * kWideK + ((j ^ (g & 3)) << 4) + 2 * (lane & 3);
+    }
+    lower = g < 4 ? kWideK : -kWideK;
+  }
+
+  template <bool kTwice>
+  __device__ __forceinline__ void decode(uint32_t stage, int32_t chunk, WideOperand& a) {
+    uint2 both;
+    asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
+                 : "=r"(both.x), "=r"(both.y)
+                 : "r"(factors + chunk * 8)
+                 : "memory");
+    const uint32_t factor[2] = {__byte_perm(both.x, 0, 0x1010), __byte_perm(both.x, 0, 0x3232)};
+    const uint32_t more[2] = {__byte_perm(both.y, 0, 0x1010), __byte_perm(both.y, 0, 0x3232)};
+#pragma unroll
+    for (int32_t j = 0; j < 4; ++j) {
+      const uint32_t at = stage + upper[j];
+      const uint32_t codes[4] = {load_shared_half(at), load_shared_half(at + lower),
+                                 load_shared_half(at + 8), load_shared_half(at + lower + 8)};
+#pragma unroll
+      for (int32_t r = 0; r < 4; ++r) {
+        a[j][r] = multiply_bf16x2(spread_codes(codes[r], r % 2 == 0 ? upper_max : lower_max),
+                                  factor[j / 2]);
+        if constexpr (kTwice) a[j][r] = multiply_bf16x2(a[j][r], more[j / 2]);
+      }
+    }
+  }
+};
+
+// The factors of the scales of this warp's 16 outputs, and whether one needs two of them.
+__device__ __forceinline__ bool make_factors(const WideArguments& args, int32_t output,
+                                             uint32_t factors) {
+  const uint8_t* scale = args.scale + min(output, args.out - 1) / 32 * args.scale_stride;
+  bool large = false;
+  __syncwarp();  // the tile before is done with them
+  for (int32_t chunk = threadIdx.x & 31; chunk < args.chunks; chunk += 32) {
+    uint32_t factor = 0;
+    uint32_t more = 0;
+#pragma unroll
+    for (int32_t half = 0; half < 2; ++half) {
+      const int32_t code = scale[2 * chunk + half];
+      const int32_t above = max(code - kWideLastCode, 0);
+      const uint32_t one = code == 255 ? 0x7FC0 : (code - above + 120) << 7;
+      factor |= one << (16 * half);
+      more |= static_cast<uint32_t>(above + 127) << (7 + 16 * half);
+      large |= above > 0;
+    }
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(factors + chunk * 8), "r"(factor),
+                 "r"(more)
+                 : "memory");
+  }
+  __syncwarp();
+  return large;
+}
+
+// A code of NaN makes its output NaN for every token.
+template <int kSums>
+__device__ __forceinline__ void make_nans(bool upper, bool lower, float (&sum)[kSums]) {
+  if (!upper && !lower) return;
+#pragma unroll
+  for (int32_t i = 0; i < kSums; ++i) {
+    if (i / 2 % 2 == 0 ? upper : lower) sum[i] = __uint_as_float(0x7FC00000U);
+  }
+}
+template <int kSums>
+__device__ __forceinline__ void spread_nan(const Fp8Strip& codes, float (&sum)[kSums]) {
+  constexpr uint32_t kNan = 0x7F;
+  uint32_t most[2] = {codes.upper_max, codes.lower_max};
+#pragma unroll
+  for (uint32_t& one : most) {
+    one = max(one & 0xFFFFU, one >> 16);
+    one = max(one, __shfl_xor_sync(0xFFFFFFFFU, one, 1));
+    one = max(one, __shfl_xor_sync(0xFFFFFFFFU, one, 2));
+  }
+  make_nans(most[0] >= kNan, most[1] >= kNan, sum);
+}
+
+template <class Form>
+struct WideConsumer {
+  uint32_t ring;
+  uint32_t full;
+  uint32_t empty;
+  int32_t strip;
+
+  __device__ __forceinline__ void wait(const WidePlace<Form>& place) const {
+    barrier_wait(full + place.barrier, place.parity);
+  }
+  __device__ __forceinline__ void release(uint32_t barrier) const {
+    const uint32_t lane = threadIdx.x & 31;
+    __syncwarp();
+    if constexpr (Form::kCluster > 1) {
+      if (lane < Form::kCluster) barrier_arrive_remote(empty + barrier, lane);
+    } else {
+      if (lane == 0) barrier_arrive(empty + barrier);
+    }
+  }
+  template <class A>
+  __device__ __forceinline__ void multiply(const WidePlace<Form>& place, const A& a, bool first,
+                                           float (&sum)[Form::kTokens / 2]) const {
+    const uint64_t b = swizzled_descriptor(warp_uniform(ring + place.bytes));
+    wgmma_fence();
+#pragma unroll
+    for (int32_t j = 0; j < 4; ++j) {
+      if constexpr (Form::kFp8) {
+        WgmmaBf16<Form::kTokens>::run(sum, a[j], advance_descriptor(b, 32 * j), !first || j > 0);
+      } else {
+        WgmmaBf16<Form::kTokens>::run(sum, advance_descriptor(b, a + 32 * j),
+                                      advance_descriptor(b, 32 * j), !first || j > 0);
+      }
+    }
+    wgmma_commit();
+  }
+
+  // fp8: the next chunk's codes become bf16 while this one is multiplied. An even number of chunks.
+  template <bool kTwice>
+  __device__ __forceinline__ void sum_fp8(const WideArguments& args, Fp8Strip& codes,
+                                          WidePlace<Form>& place,
+                                          float (&sum)[Form::kTokens / 2]) const {
+    WideOperand even;
+    WideOperand odd;
+    uint32_t before = 0;
+    wait(place);
+    codes.decode<kTwice>(ring + place.bytes, 0, even);
+#pragma unroll 1
+    for (int32_t chunk = 0; chunk < args.chunks; chunk += 2) {
+      multiply(place, even, chunk == 0, sum);
+      wgmma_wait<1>();
+      if (chunk > 0) release(before);
+      before = place.barrier;
+      place.advance();
+      wait(place);
+      codes.decode<kTwice>(ring + place.bytes, chunk + 1, odd);
+      multiply(place, odd, false, sum);
+      wgmma_wait<1>();
+      release(before);
+      before = place.barrier;
+      place.advance();
+      if (chunk + 2 < args.chunks) {
+        wait(place);
+        codes.decode<kTwice>(ring + place.bytes, chunk + 2, even);
+      }
+    }
+    wgmma_wait<0>();
+    hold_registers(sum);
+    release(before);
+  }
+
+  __device__ __forceinline__ void sum_bf16(const WideArguments& args, WidePlace<Form>& place,
+                                           float (&sum)[Form::kTokens / 2]) const {
+    const uint32_t a = warp_uniform(Form::kWeightsAt + strip * Form::kStripBytes);
+    uint32_t before = 0;
+#pragma unroll 1
+    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+      wait(place);
+      multiply(place, a, chunk == 0, sum);
+      wgmma_wait<1>();
+      if (chunk > 0) release(before);
+      before = place.barrier;
+      place.advance();
+    }
+    wgmma_wait<0>();
+    hold_registers(sum);
+    release(before);
+  }
+};
+
+// Which two outputs of its 16 a thread's two rows of wgmma are.
+enum class WidePairs : uint8_t {
+  kApart,       // g and g + 8
+  kNeighbours,  // 2 g and 2 g + 1
+  kSwapped,     // the same, the other way round from lane 16 on
+};
+
+// The strip's sums as rows of y. Each thread has two outputs of the tokens 8 j + 2 q and one more.
+template <WidePairs kPairs, int kTokens>
+__device__ __forceinline__ void store_wide(const WideArguments& args, int32_t strip_output,
+                                           int32_t token, float (&sum)[kTokens / 2]) {
+  const int32_t warp = (threadIdx.x >> 5) & 3;
+  const int32_t lane = threadIdx.x & 31;
+  const int32_t g = lane >> 2;
+  constexpr bool kNeighbours = kPairs != WidePairs::kApart;
+  const bool swapped = kPairs == WidePairs::kSwapped && g >= 4;
+  const int32_t low = strip_output + warp * 16 + (kNeighbours ? 2 * g : g);
+  const int32_t high = low + (kNeighbours ? 1 : 8);
+  if (low >= args.out) return;
+  const int32_t left = args.rows - token - 2 * (lane & 3);
+  const int64_t row = (token + 2 * (lane & 3)) * args.y_stride;
+  if (args.f32) {
+    float* y = static_cast<float*>(args.y) + row;
+#pragma unroll
+    for (int32_t j = 0; j < kTokens / 8; ++j) {
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        if (8 * j + i < left) {
+          float* to = y + (8 * j + i) * args.y_stride;
+          to[swapped ? high : low] = sum[4 * j + i];
+          if (high < args.out) to[swapped ? low : high] = sum[4 * j + 2 + i];
+        }
+      }
+    }
+    return;
+  }
+  auto* y = static_cast<__nv_bfloat16*>(args.y) + row;
+#pragma unroll
+  for (int32_t j = 0; j < kTokens / 8; ++j) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const float a = sum[4 * j + i];
+      const float b = sum[4 * j + 2 + i];
+      const __nv_bfloat162 two = __floats2bfloat162_rn(swapped ? b : a, swapped ? a : b);
+      if (8 * j + i < left) {
+        __nv_bfloat16* to = y + (8 * j + i) * args.y_stride;
+        if (kNeighbours && args.pairs) {
+          *reinterpret_cast<__nv_bfloat162*>(to + low) = two;
+        } else {
+          to[low] = two.x;
+          if (high < args.out) to[high] = two.y;
+        }
+      }
+    }
+  }
+}
+
+template <class Form, bool kTwice>
+__device__ __forceinline__ void wide_fp8(const WideArguments& args, const WideConsumer<Form>& view,
+                                         uint32_t factors, int32_t output, int32_t token,
+                                         WidePlace<Form>& place) {
+  float sum[Form::kTokens / 2];
+  Fp8Strip codes(Form::kWeightsAt + view.strip * Form::kStripBytes, factors);
+  view.template sum_fp8<kTwice>(args, codes, place, sum);
+  spread_nan(codes, sum);
+  store_wide<WidePairs::kSwapped, Form::kTokens>(args, output, token, sum);
+}
+
+template <class Form>
+__device__ __forceinline__ void produce_wide(const WideArguments& args, uint32_t ring,
+                                             uint32_t full, uint32_t empty, int32_t items) {
+  const auto load_weights = [&](const WidePlace<Form>& place, int32_t output, int32_t chunk) {
+    barrier_expect(full + place.barrier, Form::kStageBytes);
+    box_load(ring + place.bytes + Form::kWeightsAt, args.weights, chunk * kWideK, output,
+             full + place.barrier);
+  };
+  prefetch_map(args.weights);
+  prefetch_map(args.x);
+  int32_t index = blockIdx.x / Form::kCluster;
+  // Weights are constant: the ring is filled with them while an earlier kernel makes x.
+  const int32_t early = min(args.chunks, Form::kStages);
+  {
+    const int32_t output = wide_output<Form>(args, wide_item<Form>(args, index));
+    WidePlace<Form> place;
+    for (int32_t chunk = 0; chunk < early; ++chunk) {
+      load_weights(place, output, chunk);
+      place.advance();
+    }
+  }
+  await_earlier();
+  bool first = true;
+  WidePlace<Form> place;
+  for (; index < items; index += gridDim.x / Form::kCluster) {
+    const WideItem item = wide_item<Form>(args, index);
+    const int32_t output = wide_output<Form>(args, item);
+    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+      if (!first || chunk >= early) {
+        barrier_wait(empty + place.barrier, place.parity ^ 1);
+        load_weights(place, output, chunk);
+      }
+      load_tokens<Form>(args, item, chunk, ring, full, place);
+      place.advance();
+    }
+    first = false;
+  }
+}
+
+template <class Form>
+__global__ void __launch_bounds__(Form::kThreads, 1)
+    wide_product_kernel(const __grid_constant__ WideArguments args) {
+  extern __shared__ uint8_t shared_memory[];
+  const uint32_t ring = (shared_address(shared_memory) + 1023) & ~1023U;
+  const uint32_t factors = ring + Form::kStages * Form::kStageBytes;
+  const uint32_t full = factors + Form::kFactorBytes;
+  const uint32_t empty = full + Form::kStages * 8;
+  const int32_t warp = static_cast<int32_t>(warp_uniform(threadIdx.x >> 5));
+
+  if (threadIdx.x == 0) {
+    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
+      barrier_init(full + stage * 8, 1);
+      barrier_init(empty + stage * 8, Form::kStrips * 4 * Form::kCluster);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  if constexpr (Form::kCluster > 1) cluster_sync();
+
+  const int32_t items = args.groups * args.group_tiles * args.token_blocks;
+  if (warp >= Form::kStrips * 4) {
+    if constexpr (Form::kLarge) registers_give<40>();
+    if (warp == Form::kStrips * 4 && (threadIdx.x & 31) == 0)
+      produce_wide<Form>(args, ring, full, empty, items);
+    __syncwarp();
+    await_earlier();
+  } else {
+    if constexpr (Form::kLarge) registers_take<232>();
+    await_earlier();
+    const WideConsumer<Form> view{ring, full, empty, warp / 4};
+    WidePlace<Form> place;
+    for (int32_t index = blockIdx.x / Form::kCluster; index < items;
+         index += gridDim.x / Form::kCluster) {
+      const WideItem item = wide_item<Form>(args, index);
+      const int32_t output = wide_output<Form>(args, item) + view.strip * kWideStrip;
+      if constexpr (Form::kFp8) {
+        const uint32_t mine = factors + warp * (kWideInMax / kWideK) * 8;
+        const bool large = make_factors(args, output + warp % 4 * 16, mine);
+        // Apart down to the stores: products in flight do not bear two ways to one sum (C7515).
+        if (warpgroup_any(large, 1 + view.strip)) {
+          wide_fp8<Form, true>(args, view, mine, output, item.token, place);
+        } else {
+          wide_fp8<Form, false>(args, view, mine, output, item.token, place);
+        }
+      } else {
+        float sum[Form::kTokens / 2];
+        view.sum_bf16(args, place, sum);
+        store_wide<WidePairs::kApart, Form::kTokens>(args, output, item.token, sum);
+      }
+    }
+  }
+  if constexpr (Form::kCluster > 1) cluster_sync();  // nobody leaves while others copy to it
+}
+
+}  // namespace galley::kernels::cuda
