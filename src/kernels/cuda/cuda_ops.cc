@@ -14,6 +14,7 @@
 #include "base/check.h"
 #include "kernels/cuda/command_list.h"
 #include "kernels/cuda/compressor.h"
+#include "kernels/cuda/dense_set.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/engram.h"
@@ -23,6 +24,7 @@
 #include "kernels/cuda/fold_store.h"
 #include "kernels/cuda/graph_cache.h"
 #include "kernels/cuda/hc_site.h"
+#include "kernels/cuda/held_copies.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/memory_span.h"
@@ -150,8 +152,7 @@ class CudaOps final : public Ops {
       return;
     }
     settle();
-    held_copies_.assign(copies.begin(), copies.end());
-    held_copies_at_ = list;
+    held_copies_.hold(copies, list);
   }
 
   void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
@@ -200,7 +201,10 @@ class CudaOps final : public Ops {
                       Rows<Bf16> y) override {
     CHECK(x.cols == groups * weight.in && weight.out % groups == 0 && !weight.folded);
     if (x.rows == 0) return;
-    add_product({.x = packed(x, false), .weight = weight, .groups = groups, .y = y});
+    const RowProduct product{.x = packed(x, false), .weight = weight, .groups = groups, .y = y};
+    std::optional<HeldCopies::Aside> aside;
+    if (!takes_few_rows(product)) aside.emplace(held_copies_, MemorySpan::of(x), MemorySpan::of(y));
+    add_product(product);
     flush_products();
   }
 
@@ -478,9 +482,7 @@ class CudaOps final : public Ops {
         engram_(*memory_, arena_),
         expert_tables_(*memory_),
         commands_(kCommandBytesMax),
-        graphs_(kGraphsMax) {
-    held_copies_.reserve(kCopiesAlongMax);
-  }
+        graphs_(kGraphsMax) {}
 
   // Launches now, or with the rest of a small step; behind what the call before held back.
   template <class Function, class... A>
@@ -515,9 +517,8 @@ class CudaOps final : public Ops {
       append_first(cuda::window_keys, keys.x, keys.norm_weight, keys.eps, keys.angles,
                    keys.records);
     }
-    const int64_t copies = std::ssize(held_copies_);
-    held_copies_.clear();
-    if (copies > 0) append(launch_copy, held_copies_at_, copies);
+    const HeldCopies::Staged copies = held_copies_.take();
+    if (copies.count > 0) append(launch_copy, copies.list, copies.count);
     const HcLeave held = std::exchange(held_, {});
     if (held.parts.rows.data != nullptr) {
       append(launch_combine, held.parts.rows, held.parts.top_k, held.parts.shared, held.y);
@@ -612,12 +613,12 @@ class CudaOps final : public Ops {
   // With what was held back on the side, if it has nothing to do with them.
   void append_products(ProductSet set) {
     const bool alone = held_rope_ || held_.y.data != nullptr || touches(set, held_keys_) ||
-                       !rides_along(held_keys_) || touches(set, held_copies_);
+                       !rides_along(held_keys_) || touches(set, held_copies_.list());
     if (alone) settle();
     set.window_keys = std::exchange(held_keys_, {});
-    set.copies = held_copies_at_;
-    set.copy_count = std::ssize(held_copies_);
-    held_copies_.clear();
+    const HeldCopies::Staged copies = held_copies_.take();
+    set.copies = copies.list;
+    set.copy_count = copies.count;
     append(launch_few_rows, set);
   }
 
@@ -630,49 +631,23 @@ class CudaOps final : public Ops {
   InputTiles input_tiles(Rows<const Bf16> x) {
     CHECK(is_packed_input(x));
     const InputTiles tiles = tiles_room(x);
+    const HeldCopies::Aside aside(held_copies_, MemorySpan::of(x), {});
     enqueue_first(quantise_rows, x, tiles.places, tiles.codes, tiles.scale);
     return tiles;
   }
   // Folded products of one call, in as few launches as there are forms of results.
   void add_folded(const InputTiles& tiles, int64_t rows, const Product& product) {
-    const bool f32 = product.y_f32.data != nullptr;
-    const ResultForm form = f32 ? ResultForm::kF32 : ResultForm::kBf16;
-    if (folded_.count == DenseSet::kMax || folded_.form != form) flush_folded();
-    folded_.form = form;
-    folded_.common.x = tiles.codes;
-    folded_.common.x_scale = tiles.scale;
-    folded_.common.x_rows = tiles.places;
-    folded_.common.rows = static_cast<int32_t>(rows);
-    folded_.common.experts = 1;
-    folded_.common.chunks = static_cast<int32_t>(tiled_chunks(product.weight.in));
-    folded_.parts[folded_.count++] = {
-        static_cast<const uint8_t*>(product.weight.data),
-        f32 ? static_cast<void*>(product.y_f32.data) : static_cast<void*>(product.y.data),
-        f32 ? product.y_f32.stride : product.y.stride,
-        static_cast<int32_t>(tiled_slots(product.weight.out)),
-        static_cast<int32_t>(product.weight.out)};
+    if (!has_room_for(folded_, product)) flush_folded();
+    cuda::add_product(folded_, tiles, rows, product);
+    if (!fuses_) flush_folded();
   }
   void flush_folded() {
-    if (folded_.count > 0) {
-      if (fuses_) {
-        append_folded(folded_);
-      } else {
-        for (int32_t i = 0; i < folded_.count; ++i) {
-          DenseSet one = folded_;
-          one.parts[0] = folded_.parts[i];
-          one.count = 1;
-          append_folded(one);
-        }
-      }
-    }
-    folded_ = {};
-  }
-  void append_folded(DenseSet set) {
-    const auto copies = std::span<const RowCopy>(held_copies_);
-    if (!copies.empty() && dense_takes_copies(set.common.rows) && !touches(set, copies)) {
-      set.copies = held_copies_at_;
-      set.copy_count = std::ssize(copies);
-      held_copies_.clear();
+    DenseSet set = std::exchange(folded_, {});
+    if (set.count == 0) return;
+    if (dense_takes_copies(set.common.rows) && !touches(set, held_copies_.list())) {
+      const HeldCopies::Staged copies = held_copies_.take();
+      set.copies = copies.list;
+      set.copy_count = copies.count;
     }
     enqueue_first(dense_products, set);
   }
@@ -779,8 +754,7 @@ class CudaOps final : public Ops {
   HcLeave held_;
   std::optional<HeldRope> held_rope_;
   WindowKeys held_keys_;
-  std::vector<RowCopy> held_copies_;
-  const RowCopy* held_copies_at_ = nullptr;  // the same, staged
+  HeldCopies held_copies_{kCopiesAlongMax};
   const bool fuses_ = std::getenv("GALLEY_CUDA_FUSE") == nullptr ||
                       std::string_view(std::getenv("GALLEY_CUDA_FUSE")) != "0";
   bool waits_ = false;   // this step's commands wait for finish()

@@ -1,10 +1,23 @@
-// fp8 products of few rows: the sum is split over a cluster, so that narrow weights use the chip.
+// fp8 products of few rows: all matrices of one input in a launch, and copies that have nothing to
+// do with them on further blocks.
 //
-// Floor: the weights' bytes; at 1,280 x 5,120 that is 1.4 us behind a launch, and 20 strips of 64
-// outputs would keep 20 multiprocessors busy. So K is cut into groups (sum_groups: 1, 2, 4 or 8,
-// fixed by the matrix alone); a block of one consumer warpgroup sums one group of one strip, and
-// the blocks of a cluster add their groups in order through shared memory. grouped_product.cuh
-// adds its groups in the same order: the same bits.
+// Floor: the weights' bytes: 11.5 us behind a launch for 42 MB (wq_b 32,768 x 1,280, wo_b 5,120 x
+// 8,192), 3.5 for 6.6 MB (wq_a). A block of one or two warpgroups of 64 slots streams weights and
+// the rows' codes into a ring; weights are asked for while an earlier kernel still makes the rows.
+//
+// 64 strips of slots or more (a strip is 64): one block a strip or two, the sum is whole. 12.0 us
+// for wq_b at one row with a strip a block, 10.7 with two, which share the rows: 16.2 and 13.2 at
+// 64 rows, where the rows' codes are half of what a multiprocessor reads. 80 strips of wo_b keep 80
+// multiprocessors busy, 14.1 us: split four ways it was 11.9, but 30.5 instead of 20.7 at 128 rows,
+// and the persistent kernel of many rows lost 20 % to adding parts.
+// Fewer strips (wq_a, wkv): K is cut into groups (dense_sum_groups: 2, 4 or 8, fixed by the matrix
+// alone); a block sums one group of a strip, and the blocks of a cluster add their groups in order
+// through shared memory. grouped_product.cuh adds its groups in the same order: the same bits.
+//
+// Tried, on one H200: products of several chunks under way before the first is promoted, since
+// waiting for one at a time is most of a warpgroup's time: 20.8 to 16.9 us for wo_b at 64 rows with
+// four chunks, where a block has the shared memory of a multiprocessor; nothing at 8 rows, and
+// slower where the ring has as few stages as that, since it then runs dry.
 #pragma once
 
 #include "kernels/cuda/copy_row.cuh"

@@ -51,8 +51,7 @@ namespace galley::kernels::cuda {
 // One compiled form: `kStrips` warpgroups of 64 slots each, one warp that copies, tokens in
 // tiles of at most kTokens, and clusters of kCluster blocks that share the tokens' copies.
 template <bool kIsFp4, int kStripsIn, int kTokensIn, int kClusterIn, ResultForm kResultIn,
-          bool kAheadIn, bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 0),
-          bool kTurnsIn = false>
+          bool kAheadIn, bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 0)>
 struct ProductForm {
   static constexpr bool kFp4 = kIsFp4;
   static constexpr int kStrips = kStripsIn;
@@ -65,9 +64,6 @@ struct ProductForm {
   static constexpr bool kGrouped = kGroupedIn;  // the sum has args.groups parts
 
   static constexpr int kLead = kLeadIn;
-  // Two warpgroups multiply in turns, chunk by chunk: one is promoted while the other multiplies.
-  static constexpr bool kTurns = kTurnsIn;
-  static_assert(!kTurns || (kStrips == 2 && !kAhead && kLead == 0));
   static constexpr int kThreads = kStrips * 128 + 128;  // the last warpgroup copies
   static constexpr int kConsumerRegisters = kStrips == 4 ? 112 : 232;
   static constexpr int kProducerRegisters = kStrips == 4 ? 32 : 40;
@@ -222,13 +218,6 @@ struct ConsumerView {
         "@mine bar.arrive %2, 256;\n}\n" ::"r"(chunk),
         "r"(turn_chunk), "r"(strip + 1)
         : "memory");
-  }
-  // The barrier of a warpgroup's turn is 1 + its strip; the first turn is given before the loop.
-  __device__ __forceinline__ void begin_turn() const {
-    if constexpr (Form::kTurns) named_sync(1 + strip, 256);
-  }
-  __device__ __forceinline__ void end_turn() const {
-    if constexpr (Form::kTurns) named_arrive(2 - strip, 256);
   }
   __device__ __forceinline__ void unpack(const RingPlace& place, OperandA& a) const {
     const uint8_t* stage = ring + place.bytes;
@@ -402,10 +391,8 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args,
 #pragma unroll
     for (int32_t part = 0; part < kParts; ++part) {
       float partial[kPart / 2];
-      view.begin_turn();
       view.template multiply<kPart>(stage, a, part * kPart, partial);
-      view.end_turn();
-      if (!Form::kTurns && part == 0) view.pass_turn(chunk);
+      if (part == 0) view.pass_turn(chunk);
       wgmma_wait<0>();
       view.template promote<kPart>(place, part * kPart, partial, sum[part]);
     }
@@ -623,7 +610,6 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
                                                                                        : -1};
     const uint32_t rank = Form::kCluster > 1 ? cluster_rank() : 0;
     const int32_t group_tiles = tiles / Form::kCluster;
-    if (view.strip == 1) view.end_turn();
     RingPlace place;
     for (int32_t item = blockIdx.x / Form::kCluster; item < group_tiles * blocks;
          item += gridDim.x / Form::kCluster) {
