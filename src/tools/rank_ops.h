@@ -11,11 +11,11 @@
 #include <vector>
 
 #include "base/result.h"
-#include "verify/forwarding_ops.h"
+#include "kernels/forwarding_ops.h"
 
 namespace galley::tools {
 
-class RankOps : public verify::ForwardingOps {
+class RankOps : public kernels::ForwardingOps {
  public:
   // `inner` outlives it. A row's `top_k` choices are drawn from `experts` without repetition.
   static Result<std::unique_ptr<RankOps>> create(kernels::Ops& inner, int32_t experts,

@@ -11,11 +11,11 @@
 #include <cstdint>
 #include <vector>
 
-#include "verify/forwarding_ops.h"
+#include "kernels/forwarding_ops.h"
 
 namespace galley::verify {
 
-class ReferenceTies : public ForwardingOps {
+class ReferenceTies : public kernels::ForwardingOps {
  public:
   // `page_tokens` of the cache tells the ratio of a row's keys.
   ReferenceTies(kernels::Ops& inner, int32_t page_tokens)

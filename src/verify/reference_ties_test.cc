@@ -12,7 +12,7 @@ namespace {
 constexpr float kNone = -std::numeric_limits<float>::infinity();
 
 // An indexer that has its answers ready.
-class Prepared : public ForwardingOps {
+class Prepared : public kernels::ForwardingOps {
  public:
   Prepared(std::vector<float> scores, std::vector<int32_t> selected)
       : ForwardingOps(*this), scores_(std::move(scores)), selected_(std::move(selected)) {}

@@ -4,7 +4,7 @@
 // of a kind that ports of this model have really had.
 #pragma once
 
-#include "verify/forwarding_ops.h"
+#include "kernels/forwarding_ops.h"
 
 namespace galley::golden {
 
@@ -26,7 +26,7 @@ enum class Fault : uint8_t {
   kPoolIgnored,           // reindex layers choose among all entries
 };
 
-class DefectiveOps : public verify::ForwardingOps {
+class DefectiveOps : public kernels::ForwardingOps {
  public:
   DefectiveOps(kernels::Ops& sound, Fault fault) : ForwardingOps(sound), fault_(fault) {}
 

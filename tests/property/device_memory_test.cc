@@ -12,10 +12,10 @@
 #include "driver.h"
 #include "engine/generator.h"
 #include "engine/local_executor.h"
+#include "kernels/forwarding_ops.h"
 #include "kernels/pretended_device.h"
 #include "model/device_room.h"
 #include "model/placed_weights.h"
-#include "verify/forwarding_ops.h"
 
 namespace galley::testing {
 namespace {
@@ -23,7 +23,7 @@ namespace {
 constexpr int64_t kPlenty = int64_t{4} << 30;
 
 // Kernels of the host in a device's memory.
-class DeviceOps : public verify::ForwardingOps {
+class DeviceOps : public kernels::ForwardingOps {
  public:
   DeviceOps(kernels::Ops& inner, kernels::Memory& memory) : ForwardingOps(inner), memory_(memory) {}
   kernels::Memory& memory() override { return memory_; }
