@@ -12,6 +12,7 @@
 #include <thread>
 
 #include "kernels/fast/fast_ops.h"
+#include "kernels/forwarding_ops.h"
 #include "kernels/plain/plain_ops.h"
 
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
@@ -80,6 +81,58 @@ class LocalExecutorTest : public testing::TestWithParam<bool> {
   std::unique_ptr<model::Model> model_;
   std::unique_ptr<kernels::Ops> ops_;
 };
+
+// Draws the last token of the vocabulary, whatever the logits.
+class LastTokenOps final : public kernels::ForwardingOps {
+ public:
+  using ForwardingOps::ForwardingOps;
+  bool draws() const override { return true; }
+  void draw(kernels::Rows<const float> logits, std::span<const kernels::DrawRequest> requests,
+            kernels::DrawnToken* tokens) override {
+    ASSERT_EQ(std::ssize(requests), logits.rows);
+    for (int64_t r = 0; r < logits.rows; ++r) {
+      seen.push_back(requests[static_cast<size_t>(r)]);
+      tokens[r] = {.token = static_cast<int32_t>(logits.cols - 1), .valid = 1};
+    }
+  }
+  std::vector<kernels::DrawRequest> seen;
+};
+
+TEST_P(LocalExecutorTest, KernelsDrawWhatNeedsTheRawLogitsAlone) {
+  GeneratorOptions options = generator_options(model_->config(), 4, 64, 128);
+  options.async_scheduling = GetParam();
+  const auto tokens_of = [&](kernels::Ops& ops) {
+    const auto executor = LocalExecutor::create(*model_, ops, options).value();
+    Generator generator(*executor, options);
+    for (uint64_t id = 0; id < 4; ++id) {
+      GenerateRequest made = request(id);
+      if (id == 1) made.sampling.top_p = 0.9F;
+      if (id == 2) made.sampling.repetition_penalty = 1.1F;
+      if (id == 3) made.sampling.temperature = 0.0F;
+      EXPECT_TRUE(generator.submit(made).has_value());
+    }
+    std::map<SequenceId, std::vector<int32_t>> output;
+    while (!generator.idle()) {
+      const StepOutcome outcome = generator.step().value();
+      for (const TokenEvent& event : outcome.events) output[event.id].push_back(event.token);
+    }
+    return output;
+  };
+  LastTokenOps drawing(*ops_);
+  const auto drawn = tokens_of(drawing);
+  const auto sampled = tokens_of(*ops_);
+  const std::vector<int32_t> last(6, model_->config().vocab_size - 1);
+  EXPECT_EQ(drawn.at(SequenceId{0}), last);
+  EXPECT_EQ(drawn.at(SequenceId{3}), last);
+  EXPECT_EQ(drawn.at(SequenceId{1}), sampled.at(SequenceId{1}));
+  EXPECT_EQ(drawn.at(SequenceId{2}), sampled.at(SequenceId{2}));
+  // Of sequence 0: 3 prompt tokens, then one more at each draw.
+  std::vector<int64_t> positions;
+  for (const kernels::DrawRequest& one : drawing.seen) {
+    if (one.temperature == 1.0F) positions.push_back(one.position);
+  }
+  EXPECT_EQ(positions, (std::vector<int64_t>{3, 4, 5, 6, 7, 8}));
+}
 
 TEST_P(LocalExecutorTest, CompanyChangesNothing) {
   const auto together = generate(3, 7, 0, 4);

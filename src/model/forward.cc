@@ -161,7 +161,7 @@ void Forward::submit(std::span<const SequencePlan> plans, StepObserver* observer
 }
 
 Result<StepResult> Forward::collect() {
-  if (!ops_.memory().is_host() && result_.logits.rows > 0) read_results();
+  if (result_.logits.rows > 0) read_results();
   TRY(ops_.finish());
   return result_;
 }
@@ -186,12 +186,13 @@ void Forward::draw(Rows<const float> logits) {
 
 void Forward::read_results() {
   const Rows<const float> logits = result_.logits;
-  auto* host = reinterpret_cast<float*>(logits_host_->data());
-  result_.logits = Rows<const float>(host, logits.rows, logits.cols);
+  const bool on_host = ops_.memory().is_host();
+  float* host = on_host ? nullptr : reinterpret_cast<float*>(logits_host_->data());
+  if (!on_host) result_.logits = Rows<const float>(host, logits.rows, logits.cols);
   const auto stays = [&](int64_t row) {
     return !draws_.empty() && draws_row_[static_cast<size_t>(row)];
   };
-  for (int64_t begin = 0; begin < logits.rows;) {
+  for (int64_t begin = 0; !on_host && begin < logits.rows;) {
     int64_t end = begin + 1;
     while (end < logits.rows && stays(end) == stays(begin)) ++end;
     if (!stays(begin)) {
