@@ -55,9 +55,9 @@ template <class Form>
 void launch_many_rows(Stream stream, const DenseSet& set) {
   const auto kernel = grouped_product_kernel<Form>;
   static const LaunchLimits limits =
-      LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
+      LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
   for (int32_t i = 0; i < set.count; ++i) {
-    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, Form::kCluster,
+    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1,
                   arguments_of(set, set.parts[i]));
   }
 }
@@ -88,9 +88,9 @@ void launch_whole(Stream stream, const DenseSet& set) {
     return launch_few_rows<FewRowsForm<128, 1, 1, 220, kResult, 2>>(stream, set);
   }
   if (turns_of(set, 128) < turns_of(set, 192)) {
-    return launch_many_rows<ProductForm<false, 2, 128, 1, kResult, false, false, 2>>(stream, set);
+    return launch_many_rows<ProductForm<false, 2, 128, kResult, false, false, 2>>(stream, set);
   }
-  launch_many_rows<ProductForm<false, 2, 192, 1, kResult, false, false, 2>>(stream, set);
+  launch_many_rows<ProductForm<false, 2, 192, kResult, false, false, 2>>(stream, set);
 }
 
 // Sums of several parts, a block of a cluster each.
@@ -102,7 +102,7 @@ void launch_split(Stream stream, const DenseSet& set) {
   if (rows <= kFewSplitRowsMax) {
     return launch_few_rows<FewRowsForm<64, kGroups, 1, 74, kResult, 1>>(stream, set);
   }
-  launch_many_rows<ProductForm<false, 2, 128, 1, kResult, false, true>>(stream, set);
+  launch_many_rows<ProductForm<false, 2, 128, kResult, false, true>>(stream, set);
 }
 
 template <ResultForm kResult>

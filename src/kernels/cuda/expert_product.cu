@@ -18,19 +18,17 @@ void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
     launch_blocks(grouped_narrow_kernel<Narrow>, stream, narrow_limits.blocks, Narrow::kThreads,
                   Narrow::kSharedBytes, 1, args);
   } else if (block_tokens <= 80) {
-    using Form = ProductForm<true, 4, 80, 1, kResult, false>;
+    using Form = ProductForm<true, 4, 80, kResult, false>;
     const auto kernel = grouped_product_kernel<Form>;
     static const LaunchLimits limits =
-        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
-    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, Form::kCluster,
-                  args);
+        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
+    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
   } else {
-    using Form = ProductForm<true, 2, 160, 2, kResult, true>;
+    using Form = ProductForm<true, 2, 160, kResult, true>;
     const auto kernel = grouped_product_kernel<Form>;
     static const LaunchLimits limits =
-        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
-    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, Form::kCluster,
-                  args);
+        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
+    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
   }
 }
 

@@ -19,8 +19,10 @@
 //   the floor at 52 experts; 6 operations and an address by permutation: 79 %. The ALU takes
 //   two cycles a warp and is what unpacking costs.
 // - cluster pairs that share the tokens' copies by multicast: with waits of cluster scope twice as
-//   slow as without (their fences), with plain waits 3 % faster for 160 tokens, else nothing:
-//   kernels without any copy at all are no faster, so copies do not limit this.
+//   slow as without (their fences). With plain waits both of a pair wait for the slower one at
+//   every tile: without clusters gate and up are 2 % faster, down 4 to 8 %.
+// - threads that copy and spin on the barrier of a full ring: 37 tries a chunk, on schedulers that
+//   other warps want; asleep in between, 80 tokens are up to 3 % faster.
 // - copies in pieces of 2 KB: 30 % slower; the copy engine counts copies.
 // - two warpgroups of 160 tokens reach 870 TFLOP/s at 98,304 rows of 7 experts, 128 tokens 710,
 //   three warpgroups of 128 tokens 835. The compiler follows products in flight only in straight
@@ -29,11 +31,20 @@
 //   for two, 10 % slower for four.
 // - descriptors in vector registers: two moves and their latency before every product; told to be
 //   uniform: 20 % faster at 80 tokens.
+// - many rows: four chunks in straight code, so that products are in flight for longer: it spills
+//   and is 40 % slower; products of 160 tokens at once, beside the other warpgroup's promotion: 20
+//   % slower, for the same reason. Warpgroups four chunks apart, four outputs a store, an expert's
+//   blocks alike (128 + 128 tokens for 160 + 96): not faster. A card that is warm from the
+//   contender before is 5 % slower, so less than that says nothing here.
+// - few rows: the next chunk unpacked while this one's products run: 0 to 8 % slower.
 //
-// What limits it now (ncu): not memory, not the tensor cores, but each warp's own instructions:
-// about 210 for a chunk of 64 slots and 80 tokens, one issued every four cycles for want of warps
-// that are ready. The next step is fewer instructions (fixed shared addresses, scales as four a
-// load) and more warps beside the accumulators.
+// What limits it now (ncu, 160 tokens): not one unit. Tensor cores are busy 47 % of the time, the
+// issue slots 48, shared memory 67 (scales as f32 for every lane, operand B for 64 slots at a
+// time). A chunk of 128 slots takes 420 cycles and 4.2 for each token, and 4.0 is the tensor cores'
+// peak: the constant part, unpacking, does not overlap, since a scheduler has two warps of 300
+// instructions a chunk, each of which waits four cycles for the one before it, and hardly ever for
+// a product. Warps that unpack into shared memory for others would need 1,000 cycles of its
+// bandwidth a chunk. Fewer bytes there come first: scales as exponents, or one B for 128 slots.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -49,14 +60,13 @@
 namespace galley::kernels::cuda {
 
 // One compiled form: `kStrips` warpgroups of 64 slots each, one warp that copies, tokens in
-// tiles of at most kTokens, and clusters of kCluster blocks that share the tokens' copies.
-template <bool kIsFp4, int kStripsIn, int kTokensIn, int kClusterIn, ResultForm kResultIn,
-          bool kAheadIn, bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 0)>
+// tiles of at most kTokens.
+template <bool kIsFp4, int kStripsIn, int kTokensIn, ResultForm kResultIn, bool kAheadIn,
+          bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 0)>
 struct ProductForm {
   static constexpr bool kFp4 = kIsFp4;
   static constexpr int kStrips = kStripsIn;
   static constexpr int kTokens = kTokensIn;
-  static constexpr int kCluster = kClusterIn;
   static constexpr ResultForm kResult = kResultIn;
   // Two halves of the tokens follow each other: one multiplies while the other is promoted.
   static constexpr bool kAhead = kAheadIn;
@@ -194,11 +204,7 @@ struct ConsumerView {
   __device__ __forceinline__ void release(const RingPlace& place) const {
     const uint32_t lane = threadIdx.x & 31;
     __syncwarp();
-    if constexpr (Form::kCluster > 1) {
-      if (lane < Form::kCluster) barrier_arrive_remote(empty + place.barrier, lane);
-    } else {
-      if (lane == 0) barrier_arrive(empty + place.barrier);
-    }
+    if (lane == 0) barrier_arrive(empty + place.barrier);
   }
   // Warpgroups that wait for the same copies run in step: all unpack, then all multiply. So each
   // begins a tile when the one before it is kLead chunks ahead, and stays behind it; their
@@ -497,48 +503,34 @@ template <class Form>
 __device__ __forceinline__ void produce(const ProductArguments& args, bool copies_weights,
                                         uint32_t ring, uint32_t full, uint32_t empty, int32_t tiles,
                                         int32_t blocks) {
-  const uint32_t rank = Form::kCluster > 1 ? cluster_rank() : 0;
-  const int32_t group_tiles = tiles / Form::kCluster;
   constexpr int32_t kCopied = Form::kStrips * Form::kStripBytes;
   RingPlace place;
-  for (int32_t item = blockIdx.x / Form::kCluster; item < group_tiles * blocks;
-       item += gridDim.x / Form::kCluster) {
-    const TokenBlock block = block_at(args, item / group_tiles, Form::kTokens);
-    const int32_t strip = ((item % group_tiles) * Form::kCluster + rank) * Form::kStrips;
+  for (int32_t item = blockIdx.x; item < tiles * blocks; item += gridDim.x) {
+    const TokenBlock block = block_at(args, item / tiles, Form::kTokens);
+    const int32_t strip = item % tiles * Form::kStrips;
     const uint8_t* weights =
         args.weights + block.expert * args.expert_bytes +
         (static_cast<int64_t>(strip / 4) * args.chunks * 4 + strip % 4) * Form::kStripBytes;
     const uint32_t rows = (block.rows + 7) & ~7;
-    uint32_t first = 0;
-    uint32_t count = rows;
-    if constexpr (Form::kCluster > 1) {
-      const uint32_t share = (rows / 8 + Form::kCluster - 1) / Form::kCluster * 8;
-      first = min(rank * share, rows);
-      count = min(share, rows - first);
-    }
-    const uint8_t* x = args.x + static_cast<int64_t>(block.row + first) * kChunk;
-    const float* x_scale = args.x_scale + block.row + first;
+    const uint8_t* x = args.x + static_cast<int64_t>(block.row) * kChunk;
+    const float* x_scale = args.x_scale + block.row;
     for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
       const uint32_t stage = ring + place.bytes;
       const uint32_t barrier = full + place.barrier;
-      barrier_wait(empty + place.barrier, place.parity ^ 1);
+      if constexpr (Form::kFp4) {
+        // The ring is full for most of the time, and consumers want the issue slots.
+        barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
+      } else {
+        barrier_wait(empty + place.barrier, place.parity ^ 1);
+      }
       if (copies_weights) {
         barrier_expect(barrier, kCopied);
         bulk_load(stage + Form::kCodesAt, weights, kCopied, barrier);
         weights += 4 * Form::kStripBytes;
       } else {
         barrier_expect(barrier, rows * (kChunk + 4));
-        if constexpr (Form::kCluster > 1) {
-          constexpr uint16_t kAll = (1 << Form::kCluster) - 1;
-          if (count > 0) {
-            bulk_load_multicast(stage + first * kChunk, x, count * kChunk, barrier, kAll);
-            bulk_load_multicast(stage + Form::kScalesAt + first * 4, x_scale, count * 4, barrier,
-                                kAll);
-          }
-        } else {
-          bulk_load(stage, x, rows * kChunk, barrier);
-          bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
-        }
+        bulk_load(stage, x, rows * kChunk, barrier);
+        bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
         x += args.x_rows * kChunk;
         x_scale += args.x_rows;
       }
@@ -580,12 +572,11 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int32_t stage = 0; stage < Form::kStages; ++stage) {
       barrier_init(full + stage * 8, 2);  // weights and activations
-      barrier_init(empty + stage * 8, Form::kStrips * 4 * Form::kCluster);
+      barrier_init(empty + stage * 8, Form::kStrips * 4);
     }
     barrier_init_fence();
   }
   __syncthreads();
-  if constexpr (Form::kCluster > 1) cluster_sync();
   await_earlier();
 
   const int32_t tiles = args.slots / (kStripSlots * Form::kStrips);
@@ -608,13 +599,10 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
         static_cast<int32_t>(warp_uniform(warp / 4)),
         Form::kLead > 0 && warp / 4 + 1 < Form::kStrips && args.chunks > Form::kStages ? Form::kLead
                                                                                        : -1};
-    const uint32_t rank = Form::kCluster > 1 ? cluster_rank() : 0;
-    const int32_t group_tiles = tiles / Form::kCluster;
     RingPlace place;
-    for (int32_t item = blockIdx.x / Form::kCluster; item < group_tiles * blocks;
-         item += gridDim.x / Form::kCluster) {
-      const TokenBlock block = block_at(args, item / group_tiles, Form::kTokens);
-      const int32_t tile = (item % group_tiles) * Form::kCluster + rank;
+    for (int32_t item = blockIdx.x; item < tiles * blocks; item += gridDim.x) {
+      const TokenBlock block = block_at(args, item / tiles, Form::kTokens);
+      const int32_t tile = item % tiles;
       const int32_t strip_slot = (tile * Form::kStrips + view.strip) * kStripSlots;
       float2 row_scale = {1.0F, 1.0F};
       if constexpr (Form::kFp4) {
@@ -636,7 +624,6 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
       }
     }
   }
-  if constexpr (Form::kCluster > 1) cluster_sync();
 }
 
 }  // namespace galley::kernels::cuda

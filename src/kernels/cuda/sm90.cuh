@@ -53,6 +53,22 @@ __device__ __forceinline__ void barrier_wait(uint32_t barrier, uint32_t parity) 
       : "memory");
 }
 
+// The same, for threads whose wait may be long and whose work is not urgent.
+__device__ __forceinline__ void barrier_wait_asleep(uint32_t barrier, uint32_t parity) {
+  while (true) {
+    uint32_t done;
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+        "selp.u32 %0, 1, 0, done;\n}\n"
+        : "=r"(done)
+        : "r"(barrier), "r"(parity)
+        : "memory");
+    if (done != 0) return;
+    __nanosleep(64);
+  }
+}
+
 // `bytes` (a multiple of 16) of global memory into shared memory, counted by the barrier.
 __device__ __forceinline__ void bulk_load(uint32_t destination, const void* source, uint32_t bytes,
                                           uint32_t barrier) {
@@ -69,17 +85,6 @@ __device__ __forceinline__ void named_sync(int32_t name, int32_t threads) {
 }
 __device__ __forceinline__ void named_arrive(int32_t name, int32_t threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(name), "r"(threads) : "memory");
-}
-
-// The same, once for all the blocks of the cluster whose bit is set, at the same place in each.
-__device__ __forceinline__ void bulk_load_multicast(uint32_t destination, const void* source,
-                                                    uint32_t bytes, uint32_t barrier,
-                                                    uint16_t blocks) {
-  asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
-      "[%0], [%1], %2, [%3], %4;" ::"r"(destination),
-      "l"(source), "r"(bytes), "r"(barrier), "h"(blocks)
-      : "memory");
 }
 
 __device__ __forceinline__ void cluster_sync() {
