@@ -249,14 +249,15 @@ class CudaOps final : public Ops {
     CHECK(options.streams == kStreams);
     if (streams.rows == 0) return;
     void* workspace = bytes(Scratch::kMix, hc_enter_workspace_bytes(streams.rows, x.cols));
-    if (fuses_ && hc_site_supports(streams, weights, options, norm_weight, x)) {
-      if (held_.streams.data != streams.data || held_.streams.rows != streams.rows) settle();
+    if (held_.streams.data != streams.data || held_.streams.rows != streams.rows) settle();
+    if (fuses_ && hc_site_supports(held_, streams, weights, options, carried, norm_weight, x)) {
       append_first(hc_site, std::exchange(held_, {}), streams, weights, options, carried,
-                   norm_weight, mix, x, workspace);
+                   norm_weight, mix, x);
       return;
     }
-    enqueue_first(cuda::hc_enter, streams, weights, options, carried, norm_weight, mix, x,
-                  workspace);
+    if (held_.parts.rows.data != nullptr) settle();
+    append_first(cuda::hc_enter, std::exchange(held_, {}), streams, weights, options, carried,
+                 norm_weight, mix, x, workspace);
   }
 
   void collapse_norm(Rows<const Bf16> streams, Rows<const float> carried, int32_t stream_count,
@@ -274,7 +275,7 @@ class CudaOps final : public Ops {
     held_.post = post;
     held_.comb = comb;
     held_.streams = streams;
-    if (!fuses_ || y.rows > kSiteRowsMax || y.cols % 8 != 0 || !is_packed_input(y)) settle();
+    if (!fuses_) settle();
   }
 
   void stream_mean(Rows<const Bf16> streams, int32_t stream_count, Rows<Bf16> mean) override {

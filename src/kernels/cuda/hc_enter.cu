@@ -6,34 +6,38 @@
 // are, and fn, f32, is exactly the sum of three bf16 (rounded, the rest rounded, and its rest).
 // Products are exact, sums are f32.
 //
-// Few rows go through hc_site.cu, all others through two launches. `project` cuts the channels into
-// slices of 256, a slice into eight groups of 32. A block keeps a slice and goes through tiles of
-// 16 rows, which asynchronous copies bring into a ring of stages; two of its warps keep the weights
-// of one group of all streams in 48 registers each: one the upper parts, and it collapses; the
-// other the middle ones, the lowest in shared memory, and it adds up the streams' squares. So
-// streams are read once. What is left in memory is x not yet scaled and, a slice, 26 numbers a row.
-// `finish` adds these up in slice order, scales x, and does Sinkhorn in 16 lanes; of many rows a
-// launch of their own does the latter, since it waits on latencies only.
+// Few rows go through hc_site.cu, all others through two launches. `pass` leaves the site before on
+// its way, if one is held back for it, so that streams are read and written once: 90 KB in and out
+// a row, 12 more for x and what is said next. It cuts the channels into slices of 160, a slice into
+// five groups of 32. A block keeps a slice and its weights, all three parts in shared memory; teams
+// of five warps go through tiles of 16 rows, a warp a group, which asynchronous copies bring while
+// the tile before is worked on. What is left in memory is x not yet scaled and, a slice, 26 numbers
+// a row. `finish` adds these up in slice order, scales x, and does Sinkhorn in 16 lanes; of many
+// rows a launch of their own does the latter, since it waits on latencies only.
 //
 // A group's sums start at zero, groups are added in order within a slice, slices in order: the same
 // for any number of rows.
 //
-// Measured on an H200: 460 us for 16,384 rows, where the bytes take 207 (project 346, finish 114),
-// 14 us for 64 rows. A version with one warp for all parts of the weights and bulk copies of 512
-// bytes (669 us) took as long without its products and two thirds of the time without its copies:
-// a tile is a chain of latencies that eight, now sixteen warps do not hide; more of them have no
-// registers for the weights. finish reads and writes x once more, a fifth of all bytes; a cluster
-// that holds all slices of a tile could keep x on chip. Weights in shared memory and rows loaded
-// straight to registers: 511 us.
+// Measured on an H200, leaving and entering: 731 us for 16,384 rows (2.0 GB with x read and written
+// again: 2.75 TB/s, 57 % of bandwidth), 203 for 4,096, 55 for 1,024, 28 for 512, about 12 for 64;
+// entering alone 526. Apart, with a projection whose sixteen warps had weights in registers: 841,
+// 230, 68, 34, 17; alone 460 (before stores were of 16 bytes: 870; row.cuh). Of the 731 pass takes
+// about 610, finish 93, the mixes 25. pass is no longer short of memory but of instructions: 1,500
+// a group, half of them the f32 products and sums of leaving, none of which may be fused; ten warps
+// issue in every second cycle, wait for their team in 18 % of their time and for memory in 6 %.
 //
-// compute-sanitizer's racecheck counts hazards here (122 in one run), memcheck was not run. By
-// reading, the accesses are ordered: a stage by each lane's wait for its own copies and the barrier
-// of the group's two warps; the sums of a tile by one arrival a warp, after __syncwarp, on a
-// barrier in shared memory that every reader waits for. Which of them the tool does not follow was
-// not looked into.
+// Tried: each warp a tile of its own, group after group, with eight warps and a ring of three
+// stages 788 (878 with copies that do not ask L2 for the whole line), two stages 1,305, twelve and
+// sixteen warps with one stage 848 and 933: the more tiles in work, the slower, as if memory rows
+// were left too soon. The team's tile brought to L2 in pieces of 20 KB ahead: 759. Without products
+// the ring of three takes as long.
+//
+// Every access of shared memory is a lane's own behind its own copies (a stage), or between two
+// meetings of a team (mixes, sums).
 #include <algorithm>
 
 #include "kernels/cuda/hc_enter.cuh"
+#include "kernels/cuda/hc_leave.cuh"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
@@ -42,194 +46,244 @@
 namespace galley::kernels::cuda {
 namespace {
 
-// A stage: what lanes of a group's two warps read, 16 bytes each, of each stream and half of rows.
-constexpr int kRing = 3;
-constexpr int kGroupBytes = kStreams * 2 * kWarp * 16;
-constexpr int kStageBytes = kSliceGroups * kGroupBytes;
-constexpr int kSharedBytes = kRing * kStageBytes + kExchangeBytes + kLowestBytes + 2 * 8;
-static_assert(kSharedBytes <= 227 * 1024);
+constexpr int kTeams = 2;
+constexpr int kPassWarps = kTeams * kSliceGroups;
+constexpr int kStages = 2;
 
-// Blocks until the barrier's phase of this parity is over.
-__device__ __forceinline__ void wait(uint32_t barrier, uint32_t parity) {
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "again:\n"
-      "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
-      "@!done bra again;\n}\n" ::"r"(barrier),
-      "r"(parity)
-      : "memory");
+// What a team of warps has on chip: of this tile and of the next 16 bytes a lane and warp of both
+// halves of the streams and y, and the mixes of their rows; and this tile's sums, group by group.
+constexpr int kStageVectors = (kStreams + 1) * kHalves * kWarp;
+constexpr int kMixFloats = kStreams * kStreams + 2 * kStreams;  // comb, post, carried
+constexpr int kExchangePitch = 28;  // floats a row: 24 sums, two squares
+struct PassTeam {
+  uint4 stage[kSliceGroups][kStages][kStageVectors];
+  float mix[kStages][kTileRows][kMixFloats];
+  float exchange[kSliceGroups][kTileRows][kExchangePitch];
+};
+struct PassShared {
+  uint4 weights[kSliceGroups * kGroupPieces];
+  PassTeam team[kTeams];
+};
+static_assert(sizeof(PassShared) <= 227 * 1024);
+
+struct PassArguments {
+  HcLeave leave;
+  ProjectArguments project;
+};
+
+// 16 bytes, on their way to shared memory.
+__device__ __forceinline__ void copy16(void* to, const void* from, bool inside) {
+  asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(shared_address(to)),
+               "l"(from), "r"(inside ? 16 : 0)
+               : "memory");
 }
 
-// The first row of the block's `turn`-th tile.
-__device__ __forceinline__ int64_t tile_row(int64_t turn) {
-  return (int64_t{blockIdx.y} + turn * gridDim.y) * kTileRows;
-}
-
+// Eight channels of a row's `width`; zeros past its end. Not whole, they are there at once.
 template <bool kWhole>
-__device__ __forceinline__ void collapse(const ProjectArguments& args, const Tile& tile,
-                                         const float (&pi)[2][kStreams], int64_t first_row,
-                                         int64_t channel, Sums& sums) {
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const uint4 collapsed = collapse_half(tile, half, pi[half]);
-    sums.squares[half] = square_sum(widen8(collapsed));
-    const int64_t row = first_row + lane / 4 + 8 * half;
-    if (row < args.x.rows) {
-      store8<kWhole>(row_of(args.x, row), channel / 8 + lane % 4, args.x.cols, collapsed);
-    }
+__device__ __forceinline__ void copy_vector(uint4* to, const Bf16* row, int64_t vector,
+                                            int64_t width) {
+  if constexpr (kWhole) {
+    const bool inside = vector * 8 < width;
+    copy16(to, inside ? row + vector * 8 : row, inside);
+  } else {
+    *to = load8<false>(row, vector, width);
   }
 }
 
-template <bool kWhole>
-__device__ __forceinline__ void load_carried(const ProjectArguments& args, int64_t first_row,
-                                             float (&pi)[2][kStreams]) {
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const int64_t row = min(first_row + lane / 4 + 8 * half, args.x.rows - 1);
-    const float* from = row_of(args.carried, row);
-    if constexpr (kWhole) {
-      const float4 all = *reinterpret_cast<const float4*>(from);
-      pi[half][0] = all.x;
-      pi[half][1] = all.y;
-      pi[half][2] = all.z;
-      pi[half][3] = all.w;
-    } else {
-#pragma unroll
-      for (int j = 0; j < kStreams; ++j) pi[half][j] = from[j];
-    }
-  }
-}
+template <bool kWhole, bool kLeaves>
+struct Pass {
+  const PassArguments& args;
+  PassTeam& shared;
+  int group;  // this warp's
 
-// A lane's 16 bytes of each stream, of the rows of one half, on their way to a stage.
-__device__ __forceinline__ void copy_half(const ProjectArguments& args, uint32_t group_stage,
-                                          int64_t first_row, int64_t channel, int half) {
-  const int lane = threadIdx.x % kWarp;
-  const int64_t hidden = args.x.cols;
-  const int64_t row = first_row + lane / 4 + 8 * half;
-  const int64_t at = channel + lane % 4 * 8;
-  const bool inside = row < args.x.rows && at < hidden;
-  const Bf16* from = inside ? row_of(args.streams, row) + at : args.streams.data;
+  // A group of a tile, on its way to the stage. Rows past the end are the last one, again.
+  __device__ __forceinline__ void copy_group(int64_t tile, int64_t vector, int buffer) {
+    const ProjectArguments& project = args.project;
+    const int lane = threadIdx.x % kWarp;
+    const int64_t hidden = project.x.cols;
+    uint4* to = shared.stage[group][buffer] + lane;
 #pragma unroll
-  for (int j = 0; j < kStreams; ++j) {
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(
-                     group_stage + ((j * 2 + half) * kWarp + lane) * 16),
-                 "l"(inside ? from + j * hidden : from), "r"(inside ? 16 : 0)
-                 : "memory");
-  }
-}
-
-template <bool kWhole>
-__device__ __forceinline__ void load_tile(const ProjectArguments& args, const uint8_t* group_stage,
-                                          int64_t first_row, int64_t channel, Tile& tile) {
-  const int lane = threadIdx.x % kWarp;
+    for (int half = 0; half < kHalves; ++half) {
+      const int64_t row = min(tile * kTileRows + lane / 4 + 8 * half, project.x.rows - 1);
+      const Bf16* streams = row_of(project.streams, row);
 #pragma unroll
-  for (int j = 0; j < kStreams; ++j) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      if constexpr (kWhole) {
-        tile.raw[j][half] =
-            *reinterpret_cast<const uint4*>(group_stage + ((j * 2 + half) * kWarp + lane) * 16);
-      } else {
-        const int64_t row = first_row + lane / 4 + 8 * half;
-        tile.raw[j][half] = row < args.x.rows
-                                ? load8<false>(row_of(args.streams, row) + j * args.x.cols,
-                                               channel / 8 + lane % 4, args.x.cols)
-                                : uint4{};
+      for (int j = 0; j < kStreams; ++j) {
+        copy_vector<kWhole>(to + (j * kHalves + half) * kWarp, streams + j * hidden,
+                            vector + lane % 4, hidden);
+      }
+      if constexpr (kLeaves) {
+        copy_vector<kWhole>(to + (kStreams * kHalves + half) * kWarp, row_of(args.leave.y, row),
+                            vector + lane % 4, hidden);
       }
     }
   }
-}
 
-// Row `threadIdx.x / kWarp` of a tile.
-__device__ __forceinline__ void add_groups(const ProjectArguments& args, const float* buffer,
-                                           int64_t first_row) {
-  const int in_tile = threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  const int64_t row = first_row + in_tile;
-  if (lane > kOutSquares || row >= args.x.rows) return;
-  args.partials[(row * args.slices + blockIdx.x) * kPartials + lane] =
-      group_total(buffer, in_tile, lane);
-}
+  // The mixes of a tile's rows: six pieces of four floats each, two lanes a row.
+  __device__ __forceinline__ void copy_mixes(int64_t tile, int buffer) {
+    const int in_tile = threadIdx.x % kTileRows;
+    const int64_t row = min(tile * kTileRows + in_tile, args.project.x.rows - 1);
+    float* to = shared.mix[buffer][in_tile];
+    const int upper = threadIdx.x % kWarp / kTileRows;
+#pragma unroll
+    for (int i = 0; i < 3; ++i) {
+      const int piece = 2 * i + upper;
+      const float* from = nullptr;
+      if (piece == 5) {
+        from = row_of(args.project.carried, row);
+      } else if (!kLeaves) {
+        continue;
+      } else if (piece == 4) {
+        from = row_of(args.leave.post, row);
+      } else {
+        from = row_of(args.leave.comb, row) + piece * 4;
+      }
+      if constexpr (kWhole) {
+        copy16(to + piece * 4, from, true);
+      } else {
+        for (int e = 0; e < 4; ++e) to[piece * 4 + e] = from[e];
+      }
+    }
+  }
 
-// Block (slice, part) goes through every part-th tile of 16 rows; warps 2g and 2g + 1 have group g.
-// A tile's sums are added while the next one is multiplied. Two buffers suffice: who writes one
-// again has waited for all warps to write the other, which they did after reading this one. Groups
-// past the row's end multiply zeros.
-template <bool kWhole>
-__global__ void __launch_bounds__(kWarps* kWarp, 1) project_kernel(ProjectArguments args) {
-  extern __shared__ __align__(128) uint8_t shared[];
-  auto* exchange = reinterpret_cast<float*>(shared + kRing * kStageBytes);
-  uint8_t* behind = shared + kRing * kStageBytes + kExchangeBytes;
-  // Two barriers: all warps wrote their sums.
-  const uint32_t written = shared_address(behind + kLowestBytes);
+  __device__ __forceinline__ void take_stage(int buffer, Tile& tile, uint4 (&y)[kHalves]) const {
+    const uint4* from = shared.stage[group][buffer] + threadIdx.x % kWarp;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+#pragma unroll
+      for (int j = 0; j < kStreams; ++j) {
+        tile.raw[j][half] = from[(j * kHalves + half) * kWarp];
+      }
+      if constexpr (kLeaves) y[half] = from[(kStreams * kHalves + half) * kWarp];
+    }
+  }
+
+  // Leaves, collapses, and projects a group.
+  __device__ __forceinline__ void take_group(Tile& tile, const uint4 (&y)[kHalves],
+                                             int64_t first_row, int64_t vector, int buffer,
+                                             const uint4* weights, GroupSums& sums) {
+    const ProjectArguments& project = args.project;
+    const int lane = threadIdx.x % kWarp;
+    const int64_t hidden = project.x.cols;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      const int64_t row = first_row + lane / 4 + 8 * half;
+      const bool inside = row < project.x.rows;
+      const float* mixes = shared.mix[buffer][lane / 4 + 8 * half];
+      if constexpr (kLeaves) {
+        LeaveMix mix;
+        mix.load_whole(mixes, mixes + kStreams * kStreams);
+        uint4 raw[kStreams];
+#pragma unroll
+        for (int j = 0; j < kStreams; ++j) raw[j] = tile.raw[j][half];
+        leave8(mix, y[half], raw);
+        Bf16* to = row_of(args.leave.streams, row);
+#pragma unroll
+        for (int j = 0; j < kStreams; ++j) {
+          tile.raw[j][half] = raw[j];
+          if (inside) store8<kWhole>(to + j * hidden, vector + lane % 4, hidden, raw[j]);
+        }
+      }
+      const float4 pi = *reinterpret_cast<const float4*>(mixes + kMixFloats - kStreams);
+      const uint4 x = collapse_half(tile, half, {pi.x, pi.y, pi.z, pi.w});
+      if (inside) store8<kWhole>(row_of(project.x, row), vector + lane % 4, hidden, x);
+      add_squares(tile, half, x, sums);
+    }
+    multiply_group(tile, weights, sums);
+  }
+
+  __device__ __forceinline__ void store_sums(const GroupSums& sums) const {
+    const int lane = threadIdx.x % kWarp;
+#pragma unroll
+    for (int half = 0; half < kHalves; ++half) {
+      float* to = shared.exchange[group][lane / 4 + 8 * half];
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        *reinterpret_cast<float2*>(to + 8 * t + lane % 4 * 2) = {sums.mix(t, 2 * half),
+                                                                 sums.mix(t, 2 * half + 1)};
+      }
+      if (lane % 4 == 0) {
+        *reinterpret_cast<float2*>(to + kSquares) = {sums.squares[half], sums.out_squares[half]};
+      }
+    }
+  }
+
+  // Adds up the groups; a warp a row.
+  __device__ __forceinline__ void add_groups(int64_t tile) const {
+    const int lane = threadIdx.x % kWarp;
+    const ProjectArguments& project = args.project;
+    for (int row = group; row < kTileRows; row += kSliceGroups) {
+      float total = 0.0F;
+#pragma unroll
+      for (int g = 0; g < kSliceGroups; ++g) {
+        total += shared.exchange[g][row][min(lane, kOutSquares)];
+      }
+      const int64_t at = tile * kTileRows + row;
+      if (lane <= kOutSquares && at < project.x.rows) {
+        project.partials[(at * project.slices + blockIdx.x) * kPartials + lane] = total;
+      }
+    }
+  }
+};
+
+// Block (slice, part); its teams go through tiles of 16 rows, each for itself, a warp a group.
+template <bool kWhole, bool kLeaves>
+__global__ void __launch_bounds__(kPassWarps* kWarp, 1)
+    pass_kernel(const __grid_constant__ PassArguments args) {
+  extern __shared__ __align__(128) uint8_t shared_bytes[];
+  PassShared& shared = *reinterpret_cast<PassShared*>(shared_bytes);
   const int warp = threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  const int group = warp / kGroupWarps;
-  const bool upper = warp % kGroupWarps == 0;
-  const int64_t channel = int64_t{blockIdx.x} * kSlice + group * kGroup;
-  const auto group_stage = [&](int64_t turn) {
-    return static_cast<uint32_t>(turn % kRing) * kStageBytes + group * kGroupBytes;
+  const int64_t channel = int64_t{blockIdx.x} * kSlice;
+  // Constant: before the wait. All of a warp's loads are under way before the first is stored.
+  constexpr int kPieces = kSliceGroups * kStreams * kTiles;
+  constexpr int kEach = (kPieces + kPassWarps - 1) / kPassWarps;
+  Float8 piece[kEach];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = min(warp + i * kPassWarps, kPieces - 1);
+    piece[i] = load_weights<kWhole>(args.project, channel + at / (kStreams * kTiles) * kGroup,
+                                    at / kTiles % kStreams, at % kTiles);
+  }
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int at = min(warp + i * kPassWarps, kPieces - 1);
+    store_weights(piece[i], shared.weights + at / (kStreams * kTiles) * kGroupPieces,
+                  at / kTiles % kStreams, at % kTiles);
+  }
+  await_earlier();
+  __syncthreads();
+  const int team = warp / kSliceGroups;
+  const int group = warp % kSliceGroups;
+  Pass<kWhole, kLeaves> pass{args, shared.team[team], group};
+  const auto meet = [&] {
+    asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kSliceGroups * kWarp) : "memory");
   };
-  const auto copy_ahead = [&](int64_t turn) {
-    if (kWhole && tile_row(turn) < args.x.rows) {
-      copy_half(args, shared_address(shared) + group_stage(turn), tile_row(turn), channel,
-                upper ? 0 : 1);
+  const int64_t tiles = (args.project.x.rows + kTileRows - 1) / kTileRows;
+  const int64_t step = int64_t{gridDim.y} * kTeams;
+  const int64_t vector = channel / 8 + group * kGroupVectors;
+  const auto copy = [&](int64_t tile, int buffer) {
+    if (tile < tiles) {
+      if (group == 0) pass.copy_mixes(tile, buffer);
+      pass.copy_group(tile, vector, buffer);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
-  if (threadIdx.x == 0) {
-    for (uint32_t i = 0; i < 2; ++i) {
-      asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(written + i * 8), "r"(kWarps)
-                   : "memory");
-    }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+  int64_t tile = int64_t{blockIdx.y} * kTeams + team;
+  int buffer = 0;
+  copy(tile, 0);
+  for (; tile < tiles; tile += step, buffer ^= 1) {
+    copy(tile + step, buffer ^ 1);
+    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    meet();  // the mixes are there, and all have read the last tile's sums
+    Tile taken;
+    uint4 y[kHalves];
+    pass.take_stage(buffer, taken, y);
+    GroupSums sums;
+    pass.take_group(taken, y, tile * kTileRows, vector, buffer,
+                    shared.weights + group * kGroupPieces, sums);
+    pass.store_sums(sums);
+    meet();
+    pass.add_groups(tile);
   }
-  Weights weights;
-  auto* lowest = reinterpret_cast<uint4*>(behind) + group * (kStreams * kTiles * kWarp);
-  load_weights<kWhole>(args, channel, upper, weights, lowest);  // constant: before the wait
-  await_earlier();
-  for (int turn = 0; turn < kRing - 1; ++turn) copy_ahead(turn);
-  float next_pi[2][kStreams] = {};
-  if (upper) load_carried<kWhole>(args, tile_row(0), next_pi);
-  __syncthreads();
-  const auto finish_tile = [&](int64_t turn) {
-    wait(written + static_cast<uint32_t>(turn % 2) * 8, static_cast<uint32_t>(turn / 2) & 1U);
-    add_groups(args, exchange + turn % 2 * kExchangeFloats, tile_row(turn));
-  };
-  int64_t turn = 0;
-  for (; tile_row(turn) < args.x.rows; ++turn) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kRing - 2) : "memory");
-    // Both warps of the group see each other's half, and have read the stage to be filled next.
-    asm volatile("bar.sync %0, %1;" ::"r"(group + 1), "n"(kGroupWarps * kWarp) : "memory");
-    copy_ahead(turn + kRing - 1);
-    Tile tile;
-    load_tile<kWhole>(args, shared + group_stage(turn), tile_row(turn), channel, tile);
-    Sums sums;
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) multiply_stream(tile.raw[j], weights.piece[j], sums);
-    if (!upper) {
-      multiply_lowest(tile, lowest, sums);
-      add_squares(tile, sums);
-    } else {
-      float pi[2][kStreams];
-#pragma unroll
-      for (int i = 0; i < 2 * kStreams; ++i)
-        pi[i / kStreams][i % kStreams] = next_pi[i / kStreams][i % kStreams];
-      load_carried<kWhole>(args, tile_row(turn + 1), next_pi);
-      collapse<kWhole>(args, tile, pi, tile_row(turn), channel, sums);
-    }
-    if (turn > 0) finish_tile(turn - 1);
-    store_sums(sums, exchange + turn % 2 * kExchangeFloats + warp * kTileRows * kExchangePitch);
-    __syncwarp();
-    if (lane == 0) {
-      asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(
-                       written + static_cast<uint32_t>(turn % 2) * 8)
-                   : "memory");
-    }
-  }
-  finish_tile(turn - 1);
 }
 
 constexpr int64_t kFewRows = 1024;
@@ -279,15 +333,15 @@ __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
   Bf16* x = row_of(args.x, row);
   const float* squares_of = args.partials + row * args.slices * kPartials + kOutSquares;
   const int64_t hidden = args.x.cols;
-  const int lane = threadIdx.x % kWarp;
   const int first = static_cast<int>(threadIdx.x) % threads;
   uint4 raw[kScaleVectors];
 #pragma unroll
   for (int i = 0; i < kScaleVectors; ++i) raw[i] = load8<kWhole>(x, first + i * threads, hidden);
-  const int slices = static_cast<int>(args.slices);  // at most a warp's lanes
-  const float part = lane < slices ? __ldg(squares_of + lane * kPartials) : 0.0F;
   float squares = 0.0F;
-  for (int slice = 0; slice < slices; ++slice) squares += from_lane(part, slice);
+#pragma unroll 8
+  for (int64_t slice = 0; slice < args.slices; ++slice) {
+    squares += __ldg(squares_of + slice * kPartials);
+  }
   const float inverse = inverse_rms(squares, hidden, args.options.norm_eps);
 #pragma unroll
   for (int i = 0; i < kScaleVectors; ++i) {
@@ -300,12 +354,16 @@ __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
 int64_t slice_count(int64_t hidden) { return divide_up(hidden, kSlice); }
 
 template <bool kWhole>
-void project(Stream stream, const ProjectArguments& args) {
+void launch_pass(Stream stream, const PassArguments& args) {
   constexpr int64_t kBlocks = 132;  // one a processor
-  const int64_t tiles = divide_up(args.x.rows, kTileRows);
-  const int64_t parts = std::min(std::max<int64_t>(kBlocks / args.slices, 1), tiles);
-  const dim3 grid(static_cast<unsigned>(args.slices), static_cast<unsigned>(parts));
-  launch_kernel(project_kernel<kWhole>, {grid, kWarps * kWarp, kSharedBytes}, stream, args);
+  const ProjectArguments& project = args.project;
+  const int64_t blocks = divide_up(divide_up(project.x.rows, kTileRows), kTeams);
+  const int64_t parts = std::min(std::max<int64_t>(kBlocks / project.slices, 1), blocks);
+  const Grid grid(dim3(static_cast<unsigned>(project.slices), static_cast<unsigned>(parts)),
+                  kPassWarps * kWarp, sizeof(PassShared));
+  const auto kernel =
+      args.leave.y.data != nullptr ? pass_kernel<kWhole, true> : pass_kernel<kWhole, false>;
+  launch_kernel(kernel, grid, stream, args);
 }
 
 template <bool kWhole>
@@ -324,31 +382,34 @@ void launch_finish(Stream stream, const FinishArguments& args) {
 
 }  // namespace
 
-void hc_finish(Stream stream, const FinishArguments& args) { launch_finish<true>(stream, args); }
-
 int64_t hc_enter_workspace_bytes(int64_t rows, int64_t hidden) {
   return rows * slice_count(hidden) * kPartials * static_cast<int64_t>(sizeof(float));
 }
 
-void hc_enter(Stream stream, Rows<const Bf16> streams, const HcWeights& weights,
-              const HcOptions& options, Rows<const float> carried, const Bf16* norm_weight,
-              HcMix mix, Rows<Bf16> x, void* workspace) {
+void hc_enter(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
+              const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
+              const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, void* workspace) {
   CHECK(options.streams == kStreams && streams.cols == kStreams * x.cols);
-  CHECK(x.cols <= kHiddenMax);
+  CHECK(x.cols <= kHiddenMax && leave.parts.rows.data == nullptr);
+  CHECK(leave.y.data == nullptr || leave.streams.data == streams.data);
   if (x.rows == 0) return;
   const int64_t slices = slice_count(x.cols);
   auto* partials = static_cast<float*>(workspace);
-  const ProjectArguments args{streams, weights.fn, carried, x, partials, slices};
+  const PassArguments args{leave, {streams, weights.fn, carried, x, partials, slices}};
   const FinishArguments finish{partials,    slices, weights, options,
                                norm_weight, mix,    x,       row_threads(x.cols, kScaleVectors)};
-  const bool whole = is_whole(streams) && is_whole(x) && x.cols % 8 == 0 &&
+  const auto in_fours = [](const Rows<const float>& rows) {
+    return is_whole(rows.data, 8) && rows.stride % 4 == 0;
+  };
+  const bool leaves_whole = is_whole(leave.y) && in_fours(leave.post) && in_fours(leave.comb);
+  const bool whole = leaves_whole && is_whole(streams) && is_whole(x) && x.cols % 8 == 0 &&
                      is_whole(weights.fn, x.cols) && is_whole(norm_weight, x.cols) &&
-                     is_whole(carried.data, 8) && carried.stride % kStreams == 0;
+                     in_fours(carried);
   if (whole) {
-    project<true>(stream, args);
+    launch_pass<true>(stream, args);
     launch_finish<true>(stream, finish);
   } else {
-    project<false>(stream, args);
+    launch_pass<false>(stream, args);
     launch_finish<false>(stream, finish);
   }
 }

@@ -11,22 +11,15 @@ namespace galley::kernels::cuda {
 constexpr int kMixes = (2 + kStreams) * kStreams;  // 24
 constexpr int kTiles = kMixes / 8;                 // of 8 outputs, as mma has them
 constexpr int kGroup = 32;                         // channels
-constexpr int kSliceGroups = 8;
+constexpr int kGroupVectors = kGroup / 8;
+constexpr int kSliceGroups = 5;
 constexpr int kSlice = kGroup * kSliceGroups;
-constexpr int kGroupWarps = 2;
-constexpr int kWarps = kSliceGroups * kGroupWarps;
 constexpr int kTileRows = 16;
+constexpr int kHalves = 2;     // of a tile, 8 rows each
 constexpr int kPartials = 32;  // floats a row and slice: 24 sums, squares, squares of x, six unused
 constexpr int kSquares = kMixes;
 constexpr int kOutSquares = kMixes + 1;
-static_assert(kMixes % 8 == 0 && kWarps == kTileRows);
-
-// What warps hand each other: 24 sums and a sum of squares a row, two buffers.
-constexpr int kExchangePitch = 28;  // floats a row
-constexpr int kExchangeFloats = kWarps * kTileRows * kExchangePitch;
-constexpr int kExchangeBytes = 2 * kExchangeFloats * static_cast<int>(sizeof(float));
-// The lowest parts of the weights.
-constexpr int kLowestBytes = kSliceGroups * kStreams * kTiles * kWarp * 16;
+static_assert(kMixes % 8 == 0);
 
 struct ProjectArguments {
   Rows<const Bf16> streams;
@@ -46,12 +39,14 @@ __device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
-// One part of the weights of a group of channels, all streams. The k index of mma is free as long
-// as both operands agree: lane q of four has channels 8q .. 8q + 7 of a group, the first four in
-// the first product, the others in the second.
-struct Weights {
-  uint4 piece[kStreams][kTiles];
-};
+// The weights of a group of channels in shared memory: of each stream three parts (upper, middle,
+// lowest) of three tiles, 16 bytes a lane. The k index of mma is free as long as both operands
+// agree: lane q of four has channels 8q .. 8q + 7 of a group, the first four in the first product,
+// the others in the second.
+constexpr int kParts = 3;
+constexpr int kStreamPieces = kParts * kTiles * kWarp;
+constexpr int kGroupPieces = kStreams * kStreamPieces;
+constexpr int kGroupBytes = kGroupPieces * 16;
 
 __device__ __forceinline__ Float8 minus(const Float8& a, const Float8& b) {
   Float8 rest;
@@ -60,72 +55,73 @@ __device__ __forceinline__ Float8 minus(const Float8& a, const Float8& b) {
   return rest;
 }
 
-// The upper part to registers, or the middle one, and then the lowest to shared memory.
+// A lane's eight weights of one stream and tile of the group that starts at `channel`.
 template <bool kWhole>
-__device__ __forceinline__ void load_weights(const ProjectArguments& args, int64_t channel,
-                                             bool is_upper, Weights& weights, uint4* lowest) {
-  const int64_t hidden = args.x.cols;
+__device__ __forceinline__ Float8 load_weights(const ProjectArguments& args, int64_t channel,
+                                               int stream, int tile) {
   const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j) {
-#pragma unroll
-    for (int tile = 0; tile < kTiles; ++tile) {
-      const float* row = args.fn + (tile * 8 + lane / 4) * (kStreams * hidden) + j * hidden;
-      const Float8 w = load8_f32<kWhole>(row, channel / 8 + lane % 4, hidden);
-      const uint4 upper = narrow8(w);
-      if (is_upper) {
-        weights.piece[j][tile] = upper;
-      } else {
-        const Float8 rest = minus(w, widen8(upper));
-        const uint4 middle = narrow8(rest);
-        weights.piece[j][tile] = middle;
-        lowest[(j * kTiles + tile) * kWarp + lane] = narrow8(minus(rest, widen8(middle)));
-      }
-    }
-  }
+  const int64_t hidden = args.x.cols;
+  const float* row = args.fn + (tile * 8 + lane / 4) * (kStreams * hidden) + stream * hidden;
+  return load8_f32<kWhole>(row, channel / 8 + lane % 4, hidden);
+}
+
+// Their three parts to the group's place in shared memory.
+__device__ __forceinline__ void store_weights(const Float8& w, uint4* group, int stream, int tile) {
+  uint4* to = group + stream * kStreamPieces + tile * kWarp + threadIdx.x % kWarp;
+  const uint4 upper = narrow8(w);
+  const Float8 rest = minus(w, widen8(upper));
+  const uint4 middle = narrow8(rest);
+  to[0] = upper;
+  to[kTiles * kWarp] = middle;
+  to[2 * kTiles * kWarp] = narrow8(minus(rest, widen8(middle)));
 }
 
 // Rows lane / 4 and lane / 4 + 8 of a tile, 8 channels of each stream.
 struct Tile {
-  uint4 raw[kStreams][2];
+  uint4 raw[kStreams][kHalves];
 };
 
-struct Sums {
-  float mix[kTiles][4] = {};
-  float squares[2] = {};  // of x by the warp of the upper parts, else of streams
+// Of one group of channels.
+struct GroupSums {
+  float upper[kTiles][4] = {};
+  float rest[kTiles][4] = {};
+  float squares[kHalves] = {};      // of the streams, of both rows
+  float out_squares[kHalves] = {};  // of x
+
+  __device__ __forceinline__ float mix(int tile, int i) const {
+    return upper[tile][i] + rest[tile][i];
+  }
 };
 
-__device__ __forceinline__ void multiply_stream(const uint4 (&raw)[2], const uint4 (&w)[kTiles],
-                                                Sums& sums) {
-  const uint32_t first[4] = {raw[0].x, raw[1].x, raw[0].y, raw[1].y};
-  const uint32_t second[4] = {raw[0].z, raw[1].z, raw[0].w, raw[1].w};
+__device__ __forceinline__ void multiply_part(const uint32_t (&first)[4],
+                                              const uint32_t (&second)[4], const uint4* weights,
+                                              float (&sums)[kTiles][4]) {
+  uint4 w[kTiles];
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) multiply(sums.mix[t], first, w[t].x, w[t].y);
+  for (int t = 0; t < kTiles; ++t) w[t] = weights[t * kWarp];
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) multiply(sums.mix[t], second, w[t].z, w[t].w);
+  for (int t = 0; t < kTiles; ++t) multiply(sums[t], first, w[t].x, w[t].y);
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) multiply(sums[t], second, w[t].z, w[t].w);
 }
 
-__device__ __forceinline__ void multiply_lowest(const Tile& tile, const uint4* lowest, Sums& sums) {
+// A chain of the upper parts, and one of the middle and the lowest, stream after stream.
+__device__ __forceinline__ void multiply_group(const Tile& tile, const uint4* group,
+                                               GroupSums& sums) {
   const int lane = threadIdx.x % kWarp;
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
-    uint4 w[kTiles];
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) w[t] = lowest[(j * kTiles + t) * kWarp + lane];
-    multiply_stream(tile.raw[j], w, sums);
+    const uint4(&raw)[kHalves] = tile.raw[j];
+    const uint32_t first[4] = {raw[0].x, raw[1].x, raw[0].y, raw[1].y};
+    const uint32_t second[4] = {raw[0].z, raw[1].z, raw[0].w, raw[1].w};
+    const uint4* weights = group + j * kStreamPieces + lane;
+    multiply_part(first, second, weights, sums.upper);
+    multiply_part(first, second, weights + kTiles * kWarp, sums.rest);
+    multiply_part(first, second, weights + 2 * kTiles * kWarp, sums.rest);
   }
 }
 
-__device__ __forceinline__ void add_squares(const Tile& tile, Sums& sums) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float part[kStreams];
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) part[j] = square_sum(widen8(tile.raw[j][half]));
-    sums.squares[half] = (part[0] + part[1]) + (part[2] + part[3]);
-  }
-}
-
+// x of one half, not yet scaled.
 __device__ __forceinline__ uint4 collapse_half(const Tile& tile, int half,
                                                const float (&pi)[kStreams]) {
   Float8 x = {};
@@ -138,47 +134,22 @@ __device__ __forceinline__ uint4 collapse_half(const Tile& tile, int half,
   return narrow8(x);
 }
 
-__device__ __forceinline__ void store_sums(Sums sums, float* warp_buffer) {
-  const int lane = threadIdx.x % kWarp;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    sums.squares[half] += __shfl_xor_sync(kAllLanes, sums.squares[half], 1);
-    sums.squares[half] += __shfl_xor_sync(kAllLanes, sums.squares[half], 2);
-    float* to = warp_buffer + (lane / 4 + 8 * half) * kExchangePitch;
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-      *reinterpret_cast<float2*>(to + 8 * t + lane % 4 * 2) = {sums.mix[t][2 * half],
-                                                               sums.mix[t][2 * half + 1]};
-    }
-    if (lane % 4 == 0) to[kMixes] = sums.squares[half];
-  }
+// The squares of one half over a group's channels, in all four lanes of a row.
+__device__ __forceinline__ float quad_sum(float x) {
+  x += __shfl_xor_sync(kAllLanes, x, 1);
+  return x + __shfl_xor_sync(kAllLanes, x, 2);
 }
-
-// A row's sum of index `lane` (kOutSquares at most) over the groups in order, of each the one with
-// the upper parts first.
-__device__ __forceinline__ float group_total(const float* buffer, int in_tile, int lane) {
-  const float* from = buffer + in_tile * kExchangePitch + min(lane, kMixes);
-  constexpr int kWarpFloats = kTileRows * kExchangePitch;
-  float upper[kSliceGroups];
-  float rest[kSliceGroups];
+__device__ __forceinline__ void add_squares(const Tile& tile, int half, uint4 x, GroupSums& sums) {
+  float part[kStreams];
 #pragma unroll
-  for (int g = 0; g < kSliceGroups; ++g) {
-    upper[g] = from[(2 * g) * kWarpFloats];
-    rest[g] = from[(2 * g + 1) * kWarpFloats];
-  }
-  float total = 0.0F;
-#pragma unroll
-  for (int g = 0; g < kSliceGroups; ++g) {
-    if (lane != kSquares) total += upper[g];
-    if (lane != kOutSquares) total += rest[g];
-  }
-  return total;
+  for (int j = 0; j < kStreams; ++j) part[j] = square_sum(widen8(tile.raw[j][half]));
+  sums.squares[half] = quad_sum((part[0] + part[1]) + (part[2] + part[3]));
+  sums.out_squares[half] = quad_sum(square_sum(widen8(x)));
 }
 
 constexpr int kScaleVectors = 4;
 constexpr int kScaleThreadsMax = 256;  // of a row
 constexpr int64_t kHiddenMax = 8 * kScaleVectors * kScaleThreadsMax;
-static_assert(kHiddenMax <= kSlice * kWarp);
 
 struct FinishArguments {
   const float* partials;
@@ -248,9 +219,5 @@ __device__ __forceinline__ void write_mixes(const FinishArguments& args, int64_t
     row_of(args.mix.post, row)[place - kStreams] = 2.0F * sigmoid(gate);
   }
 }
-
-// What is left of few rows once their sums and their x, not yet scaled, are in memory
-// (hc_enter.cu).
-void hc_finish(Stream stream, const FinishArguments& args);
 
 }  // namespace galley::kernels::cuda

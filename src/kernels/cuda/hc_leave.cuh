@@ -18,6 +18,20 @@ struct LeaveMix {
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) post[j] = post_row[j];
   }
+
+  // Both at multiples of 16 bytes.
+  __device__ __forceinline__ void load_whole(const float* comb_row, const float* post_row) {
+#pragma unroll
+    for (int i = 0; i <= kStreams; ++i) {
+      const float* from = i < kStreams ? comb_row + i * 4 : post_row;
+      const float4 four = *reinterpret_cast<const float4*>(from);
+      float* to = i < kStreams ? comb + i * 4 : post;
+      to[0] = four.x;
+      to[1] = four.y;
+      to[2] = four.z;
+      to[3] = four.w;
+    }
+  }
 };
 
 __device__ __forceinline__ void leave8(const LeaveMix& mix, uint4 y, uint4 (&streams)[kStreams]) {

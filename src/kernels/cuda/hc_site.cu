@@ -1,21 +1,48 @@
-// The way of few rows from one hyper-connection site into the next, in as few launches as may be:
-// the experts' sum, hc_leave, and hc_enter's projection, whose block has a slice of channels of all
-// streams and so needs no other block; where a row is one slice, also what comes after it.
+// The way of few rows from one hyper-connection site into the next in one launch: the experts' sum,
+// hc_leave, and all of hc_enter.
 //
-// All sums are those of the kernels for more rows, which hc_enter.cuh and hc_leave.cuh share with
-// these: the same bits. Floor: launches, and the latency of one tile's way through the block.
+// Floor: a launch, and the latency of one tile's way through the block; the weights, 2 MB at the
+// released width, are asked for before the wait for earlier kernels.
+//
+// A cluster of blocks has a tile of 8 rows (half of what mma multiplies: only latency counts), a
+// block two slices of its channels, a warp a group of them, from the loads to the stores: streams
+// and x stay in registers. Blocks push a slice's sums into the shared memory of those that need
+// them: 25 to the one that makes the row's mixes, the squares of x to all, which scale their part
+// of x. One barrier of the cluster in all. Mixes are made by further warps, two rows each, beside
+// the scaling. All sums are those of hc_enter.cu, in the same order: the same bits.
+//
+// Measured on an H200, one behind the other: 9.0 us for up to 16 rows, 10.2 for 32, 10.8 for 48
+// (hc_leave and two launches of hc_enter before: 15 to 16; this file's two launches, up to 8 rows:
+// 11.6). hc_enter.cu's two launches now take 9.4 to 11.5. Seven clusters of 16 are in work at a
+// time; tiles of 16 rows (12.2 us for 64, 12.7 for 96) are behind hc_enter.cu, and so was a version
+// that went through many tiles and read the next one ahead: 8.4 us a tile, 1,240 for 16,384 rows.
+// Of ten warps with 2,000 instructions a tile most time is latency.
+#include <array>
+
 #include "base/check.h"
 #include "kernels/cuda/hc_enter.cuh"
 #include "kernels/cuda/hc_leave.cuh"
 #include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/ordered_launch.cuh"
+#include "kernels/cuda/sm90.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
 
-constexpr int kRows = 8;                   // at most
-constexpr int kSliceVectors = kSlice / 8;  // of 8 channels, a lane each
-static_assert(kRows == kSiteRowsMax && kSliceVectors == kWarp && kRows <= kWarps);
+constexpr int kBlockSlices = 2;
+constexpr int kBlockGroups = kBlockSlices * kSliceGroups;
+constexpr int kBlockChannels = kBlockSlices * kSlice;
+constexpr int kClusterMax = 16;  // above 8 where the device lets a kernel have so many
+constexpr int kSlicesMax = kClusterMax * kBlockSlices;
+constexpr int kSquaresPitch = kSlicesMax + 4;  // so that rows meet different banks
+// Rows whose mixes a block makes, times slices: ceil(pairs / blocks) * 2 * 2 * blocks.
+constexpr int kSumsMax = 64;
+constexpr int kExchangePitch = 28;  // floats a row: 24 sums, two squares
+constexpr int kMixFloats = kStreams * kStreams + 2 * kStreams;  // comb, post, carried
+
+constexpr int kMixWarps = 4;
+constexpr int kSiteThreads = (kBlockGroups + kMixWarps) * kWarp;
+constexpr int kRows = 8;  // of a cluster
 
 struct SiteArguments {
   HcLeave leave;
@@ -24,170 +51,324 @@ struct SiteArguments {
 };
 
 struct SiteShared {
-  uint4 streams[kStreams][kRows][kSliceVectors];
-  uint4 x[kRows][kSliceVectors];
-  float exchange[kExchangeFloats];
-  uint4 lowest[kLowestBytes / 16];
-  float sums[kRows][kPartials];
+  uint4 weights[kBlockGroups * kGroupPieces];
+  float exchange[kBlockGroups][kRows][kExchangePitch];
+  float sums[kSumsMax][kPartials];  // what other blocks push
+  float out_squares[kRows][kSquaresPitch];
+  float mix[kRows][kMixFloats];  // what rows are left with
 };
+static_assert(sizeof(SiteShared) <= 227 * 1024);
 
-// A row's channels of this slice, behind the site that is left, a warp a row.
-__device__ __forceinline__ void take_streams(const SiteArguments& args, SiteShared& shared) {
-  const int row = threadIdx.x / kWarp;
-  if (row >= kRows) return;
-  const int lane = threadIdx.x % kWarp;
-  const int64_t vector = int64_t{blockIdx.x} * kSliceVectors + lane;
-  const int64_t hidden = args.project.x.cols;
-  const HcLeave& leave = args.leave;
-  uint4 raw[kStreams] = {};
-  if (row < args.project.x.rows) {
+__device__ __forceinline__ void cluster_arrive() {
+  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
+}
+__device__ __forceinline__ void cluster_wait() {
+  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
+}
+
+// To the same place in the shared memory of a block of the cluster.
+__device__ __forceinline__ void push(float* place, uint32_t block, float value) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there)
+               : "r"(shared_address(place)), "r"(block));
+  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+}
+
+struct Site {
+  const SiteArguments& args;
+  SiteShared& shared;
+  int64_t first_row;
+
+  // What a lane reads of a tile.
+  struct Loaded {
+    uint4 streams[kStreams];
+    uint4 y;
+  };
+
+  __device__ __forceinline__ int64_t vector() const {
+    return int64_t{blockIdx.x} * (kBlockChannels / 8) +
+           static_cast<int>(threadIdx.x) / kWarp * kGroupVectors + threadIdx.x % 4;
+  }
+  __device__ __forceinline__ int in_tile() const {
+    return static_cast<int>(threadIdx.x) % kWarp / 4;
+  }
+
+  // Rows past the end are the last one, again.
+  __device__ __forceinline__ void load(Loaded& loaded) const {
+    const ProjectArguments& project = args.project;
+    const HcLeave& leave = args.leave;
+    const int64_t hidden = project.x.cols;
+    const int64_t from = min(first_row + in_tile(), project.x.rows - 1);
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) {
-      raw[j] = load8<true>(row_of(args.project.streams, row) + j * hidden, vector, hidden);
+      loaded.streams[j] = load8<true>(row_of(project.streams, from) + j * hidden, vector(), hidden);
     }
-    if (leave.y.data != nullptr) {
-      uint4 y;
-      if (leave.parts.rows.data != nullptr) {
-        y = combine8(leave.parts, row, vector);
-        store8<true>(row_of(leave.y, row), vector, hidden, y);
+    if (leave.parts.rows.data != nullptr) {
+      loaded.y = combine8(leave.parts, from, vector());
+    } else if (leave.y.data != nullptr) {
+      loaded.y = load8<true>(row_of(leave.y, from), vector(), hidden);
+    }
+  }
+
+  // By a warp.
+  __device__ __forceinline__ void load_mixes() const {
+    constexpr int kPieces = kMixFloats / 4;
+#pragma unroll
+    for (int item = threadIdx.x % kWarp; item < kRows * kPieces; item += kWarp) {
+      const int64_t row = min(first_row + item / kPieces, args.project.x.rows - 1);
+      const int piece = item % kPieces;
+      const float* from = nullptr;
+      if (piece == kPieces - 1) {
+        from = row_of(args.project.carried, row);
+      } else if (args.leave.y.data == nullptr) {
+        continue;
       } else {
-        y = load8<true>(row_of(leave.y, row), vector, hidden);
+        from = piece < kStreams ? row_of(args.leave.comb, row) + piece * 4
+                                : row_of(args.leave.post, row);
       }
+      *reinterpret_cast<float4*>(&shared.mix[item / kPieces][piece * 4]) =
+          *reinterpret_cast<const float4*>(from);
+    }
+  }
+
+  // One warp's part of the rows leaves and is collapsed.
+  __device__ __forceinline__ uint4 leave_and_collapse(Loaded& loaded, Tile& tile,
+                                                      GroupSums& sums) const {
+    const HcLeave& leave = args.leave;
+    const int64_t hidden = args.project.x.cols;
+    const int64_t row = first_row + in_tile();
+    const float* mixes = shared.mix[in_tile()];
+    if (leave.y.data != nullptr) {
       LeaveMix mix;
-      mix.load(row_of(leave.comb, row), row_of(leave.post, row));
-      leave8(mix, y, raw);
+      mix.load_whole(mixes, mixes + kStreams * kStreams);
+      leave8(mix, loaded.y, loaded.streams);
+      if (row < args.project.x.rows) {
 #pragma unroll
-      for (int j = 0; j < kStreams; ++j) {
-        store8<true>(row_of(leave.streams, row) + j * hidden, vector, hidden, raw[j]);
+        for (int j = 0; j < kStreams; ++j) {
+          store8<true>(row_of(leave.streams, row) + j * hidden, vector(), hidden,
+                       loaded.streams[j]);
+        }
+        if (leave.parts.rows.data != nullptr) {
+          store8<true>(row_of(leave.y, row), vector(), hidden, loaded.y);
+        }
+      }
+    }
+#pragma unroll
+    for (int j = 0; j < kStreams; ++j) tile.raw[j][0] = loaded.streams[j];
+    const float4 pi = *reinterpret_cast<const float4*>(mixes + kMixFloats - kStreams);
+    const uint4 x = collapse_half(tile, 0, {pi.x, pi.y, pi.z, pi.w});
+    add_squares(tile, 0, x, sums);
+    return x;
+  }
+
+  __device__ __forceinline__ void store_sums(const GroupSums& sums) const {
+    const int lane = threadIdx.x % kWarp;
+    float* to = shared.exchange[threadIdx.x / kWarp][in_tile()];
+#pragma unroll
+    for (int t = 0; t < kTiles; ++t) {
+      *reinterpret_cast<float2*>(to + 8 * t + lane % 4 * 2) = {sums.mix(t, 0), sums.mix(t, 1)};
+    }
+    if (lane % 4 == 0) {
+      *reinterpret_cast<float2*>(to + kSquares) = {sums.squares[0], sums.out_squares[0]};
+    }
+  }
+
+  // Adds up the groups of slices and hands the sums out; a warp a row and slice.
+  __device__ __forceinline__ void push_sums() const {
+    const int lane = threadIdx.x % kWarp;
+    const uint32_t blocks = gridDim.x;
+#pragma unroll 1
+    for (int item = threadIdx.x / kWarp; item < kRows * kBlockSlices; item += kBlockGroups) {
+      const int row = item / kBlockSlices;
+      const int in_block = item % kBlockSlices;
+      float total = 0.0F;
+#pragma unroll
+      for (int g = 0; g < kSliceGroups; ++g) {
+        total += shared.exchange[in_block * kSliceGroups + g][row][min(lane, kOutSquares)];
+      }
+      const int slice = static_cast<int>(blockIdx.x) * kBlockSlices + in_block;
+      const float squares = from_lane(total, kOutSquares);
+      const uint32_t pair = row / kFinishRows;
+      const uint32_t place = pair / blocks * kFinishRows + row % kFinishRows;
+      if (lane <= kSquares) {
+        const uint32_t slices = blocks * kBlockSlices;
+        push(&shared.sums[place * slices + slice][lane], pair % blocks, total);
+      }
+      if (lane < static_cast<int>(blocks)) {
+        push(&shared.out_squares[row][slice], lane, squares);
       }
     }
   }
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j) shared.streams[j][row][lane] = raw[j];
-}
 
-// One warp's products of the tile: warps 2 g and 2 g + 1 have group g.
-template <bool kAlone>
-__device__ __forceinline__ void project_tile(const SiteArguments& args, const Weights& weights,
-                                             SiteShared& shared) {
-  const int warp = threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  const int group = warp / kGroupWarps;
-  const int row = lane / 4;
-  const int in_slice = group * (kGroup / 8) + lane % 4;
-  Tile tile = {};
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j) tile.raw[j][0] = shared.streams[j][row][in_slice];
-  Sums sums;
-#pragma unroll
-  for (int j = 0; j < kStreams; ++j) multiply_stream(tile.raw[j], weights.piece[j], sums);
-  if (warp % kGroupWarps != 0) {
-    multiply_lowest(tile, shared.lowest + group * (kStreams * kTiles * kWarp), sums);
-    add_squares(tile, sums);
-  } else {
-    float pi[kStreams];
-    const float* carried = row_of(args.project.carried, min(int64_t{row}, args.project.x.rows - 1));
-#pragma unroll
-    for (int j = 0; j < kStreams; ++j) pi[j] = carried[j];
-    const uint4 x = collapse_half(tile, 0, pi);
-    sums.squares[0] = square_sum(widen8(x));
-    if constexpr (kAlone) {
-      shared.x[row][in_slice] = x;
-    } else if (row < args.project.x.rows) {
-      store8<true>(row_of(args.project.x, row), int64_t{blockIdx.x} * kSliceVectors + in_slice,
-                   args.project.x.cols, x);
+  // One warp's part of x, once all squares are there. Slices past the row's end add zeros.
+  __device__ __forceinline__ void scale(uint4 x, uint4 weight) const {
+    const FinishArguments& finish = args.finish;
+    const int64_t hidden = finish.x.cols;
+    const int64_t row = first_row + in_tile();
+    float squares = 0.0F;
+#pragma unroll 8
+    for (uint32_t slice = 0; slice < gridDim.x * kBlockSlices; slice += 2) {
+      const float2 two = *reinterpret_cast<const float2*>(&shared.out_squares[in_tile()][slice]);
+      squares = (squares + two.x) + two.y;
+    }
+    const float inverse = inverse_rms(squares, hidden, finish.options.norm_eps);
+    if (row < finish.x.rows) {
+      store8<true>(row_of(finish.x, row), vector(), hidden, normed(x, inverse, weight));
     }
   }
-  store_sums(sums, shared.exchange + warp * kTileRows * kExchangePitch);
-}
 
-// Mixes by the first warps, two rows each; rows of x by others.
-__device__ __forceinline__ void finish_rows(const SiteArguments& args, const SiteShared& shared) {
-  const FinishArguments& finish = args.finish;
-  const int warp = threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  const int64_t rows = finish.x.rows;
-  constexpr int kMixWarps = kRows / kFinishRows;
-  static_assert(kMixWarps + kRows <= kWarps);
-  if (warp < kMixWarps) {
-    const int64_t first = int64_t{warp} * kFinishRows;
-    if (first >= rows) return;
-    float sum[kFinishRows];
+  // The mixes of this block's pairs of rows.
+  __device__ __forceinline__ void make_mixes() const {
+    const int lane = threadIdx.x % kWarp;
+    const int blocks = static_cast<int>(gridDim.x);
+    const int slices = blocks * kBlockSlices;
+    for (int turn = static_cast<int>(threadIdx.x) / kWarp - kBlockGroups;; turn += kMixWarps) {
+      const int pair = static_cast<int>(blockIdx.x) + turn * blocks;
+      const int64_t at = first_row + pair * kFinishRows;
+      if (pair * kFinishRows >= kRows || at >= args.finish.x.rows) return;
+      const float* from = shared.sums[turn * kFinishRows * slices] + lane;
+      float sum[kFinishRows] = {};
+#pragma unroll 8
+      for (int slice = 0; slice < slices; ++slice) {
 #pragma unroll
-    for (int r = 0; r < kFinishRows; ++r) {
-      sum[r] = 0.0F + shared.sums[min(first + r, rows - 1)][lane];
+        for (int r = 0; r < kFinishRows; ++r) sum[r] += from[(r * slices + slice) * kPartials];
+      }
+      write_mixes(args.finish, at, sum);
     }
-    write_mixes(finish, first, sum);
+  }
+};
+
+// Block x of cluster y, which has a tile.
+__global__ void __launch_bounds__(kSiteThreads, 1)
+    site_kernel(const __grid_constant__ SiteArguments args) {
+  extern __shared__ __align__(128) uint8_t shared_bytes[];
+  SiteShared& shared = *reinterpret_cast<SiteShared*>(shared_bytes);
+  cluster_arrive();  // so that nobody pushes into a block that has not begun
+  const int warp = threadIdx.x / kWarp;
+  const bool has_group = warp < kBlockGroups;
+  uint4* weights = shared.weights + warp * kGroupPieces;
+  uint4 norm_weight = {};
+  const Site site{args, shared, int64_t{blockIdx.y} * kRows};
+  if (has_group) {  // constant: before the wait
+    norm_weight = load8<true>(args.finish.norm_weight, site.vector(), args.project.x.cols);
+    const int64_t channel = int64_t{blockIdx.x} * kBlockChannels + warp * kGroup;
+    Float8 w[kStreams][kTiles];  // all under way before the first is stored
+#pragma unroll
+    for (int i = 0; i < kStreams * kTiles; ++i) {
+      w[i / kTiles][i % kTiles] = load_weights<true>(args.project, channel, i / kTiles, i % kTiles);
+    }
+#pragma unroll
+    for (int i = 0; i < kStreams * kTiles; ++i) {
+      store_weights(w[i / kTiles][i % kTiles], weights, i / kTiles, i % kTiles);
+    }
+  }
+  await_earlier();
+  Site::Loaded loaded = {};
+  if (has_group) {
+    site.load(loaded);
+  } else if (warp == kBlockGroups) {
+    site.load_mixes();
+  }
+  cluster_wait();
+  __syncthreads();  // the mixes
+  if (!has_group) {
+    cluster_arrive();
+    cluster_wait();
+    site.make_mixes();
     return;
   }
-  const int64_t row = warp - kMixWarps;
-  if (row >= rows) return;
-  const int64_t hidden = finish.x.cols;
-  const float squares = 0.0F + shared.sums[row][kOutSquares];
-  const float inverse = inverse_rms(squares, hidden, finish.options.norm_eps);
-  const uint4 weight = load8<true>(finish.norm_weight, lane, hidden);
-  store8<true>(row_of(finish.x, row), lane, hidden, normed(shared.x[row][lane], inverse, weight));
+  Tile tile = {};
+  GroupSums sums;
+  const uint4 x = site.leave_and_collapse(loaded, tile, sums);
+  multiply_group(tile, weights, sums);
+  site.store_sums(sums);
+  asm volatile("bar.sync 1, %0;" ::"n"(kBlockGroups * kWarp) : "memory");
+  site.push_sums();
+  cluster_arrive();
+  cluster_wait();
+  site.scale(x, norm_weight);
 }
 
-// kAlone: a row is one slice, which this block finishes; else finish_kernel does.
-template <bool kAlone>
-__global__ void __launch_bounds__(kWarps* kWarp, 1)
-    site_kernel(const __grid_constant__ SiteArguments args) {
-  extern __shared__ __align__(16) uint8_t shared_bytes[];
-  SiteShared& shared = *reinterpret_cast<SiteShared*>(shared_bytes);
-  const int warp = threadIdx.x / kWarp;
-  const int lane = threadIdx.x % kWarp;
-  const int group = warp / kGroupWarps;
-  Weights weights;
-  load_weights<true>(args.project, int64_t{blockIdx.x} * kSlice + group * kGroup,
-                     warp % kGroupWarps == 0, weights,
-                     shared.lowest + group * (kStreams * kTiles * kWarp));
-  await_earlier();
-  take_streams(args, shared);
-  __syncthreads();
-  project_tile<kAlone>(args, weights, shared);
-  __syncthreads();
-  if (warp < kRows && warp < args.project.x.rows && lane <= kOutSquares) {
-    const float total = group_total(shared.exchange, warp, lane);
-    if constexpr (kAlone) {
-      shared.sums[warp][lane] = total;
-    } else {
-      args.project.partials[(warp * args.project.slices + blockIdx.x) * kPartials + lane] = total;
+// Clusters of so many blocks that the device runs at a time; 0: none.
+struct Concurrency {
+  std::array<int, kClusterMax + 1> clusters = {};
+
+  Concurrency() {
+    const auto allow = [](auto kernel) {
+      return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                  sizeof(SiteShared)) == cudaSuccess &&
+             cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) ==
+                 cudaSuccess;
+    };
+    if (!allow(site_kernel)) return;
+    for (int size = 1; size <= kClusterMax; ++size) {
+      cudaLaunchAttribute cluster = {};
+      cluster.id = cudaLaunchAttributeClusterDimension;
+      cluster.val.clusterDim.x = static_cast<unsigned>(size);
+      cluster.val.clusterDim.y = 1;
+      cluster.val.clusterDim.z = 1;
+      cudaLaunchConfig_t config = {};
+      config.gridDim = dim3(static_cast<unsigned>(size));
+      config.blockDim = dim3(kSiteThreads);
+      config.dynamicSmemBytes = sizeof(SiteShared);
+      config.attrs = &cluster;
+      config.numAttrs = 1;
+      int count = 0;
+      if (cudaOccupancyMaxActiveClusters(&count, site_kernel, &config) == cudaSuccess) {
+        clusters[static_cast<size_t>(size)] = count;
+      }
     }
+    cudaGetLastError();  // what a device lacks is no error
   }
-  if constexpr (kAlone) {
-    __syncthreads();
-    finish_rows(args, shared);
-  }
+};
+
+int64_t clusters_at_once(int64_t size) {
+  static const Concurrency concurrency;
+  return size <= kClusterMax ? concurrency.clusters[static_cast<size_t>(size)] : 0;
+}
+
+bool in_fours(const Rows<const float>& rows) {
+  return is_whole(rows.data, 8) && rows.stride % 4 == 0;
 }
 
 }  // namespace
 
 void hc_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
              const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
-             const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, void* workspace) {
-  CHECK(hc_site_supports(streams, weights, options, norm_weight, x));
-  CHECK(leave.y.data == nullptr || (is_whole(leave.y) && leave.streams.data == streams.data));
+             const Bf16* norm_weight, HcMix mix, Rows<Bf16> x) {
+  CHECK(hc_site_supports(leave, streams, weights, options, carried, norm_weight, x));
+  CHECK(leave.y.data == nullptr || leave.streams.data == streams.data);
   const int64_t slices = divide_up(x.cols, kSlice);
-  auto* partials = static_cast<float*>(workspace);
-  const SiteArguments args{leave,
-                           {streams, weights.fn, carried, x, partials, slices},
-                           {partials, slices, weights, options, norm_weight, mix, x,
-                            row_threads(x.cols, kScaleVectors)}};
-  const Grid grid(slices, kWarps * kWarp, sizeof(SiteShared));
-  if (slices == 1) {
-    launch_kernel(site_kernel<true>, grid, stream, args);
-  } else {
-    launch_kernel(site_kernel<false>, grid, stream, args);
-    hc_finish(stream, args.finish);
-  }
+  const int64_t blocks = divide_up(x.cols, kBlockChannels);
+  const SiteArguments args{.leave = leave,
+                           .project = {.streams = streams,
+                                       .fn = weights.fn,
+                                       .carried = carried,
+                                       .x = x,
+                                       .partials = nullptr,
+                                       .slices = slices},
+                           .finish = {.partials = nullptr,
+                                      .slices = slices,
+                                      .weights = weights,
+                                      .options = options,
+                                      .norm_weight = norm_weight,
+                                      .mix = mix,
+                                      .x = x,
+                                      .row_threads = 0}};
+  const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(x.rows, kRows)));
+  launch_kernel(site_kernel,
+                {grid, kSiteThreads, sizeof(SiteShared), static_cast<uint32_t>(blocks)}, stream,
+                args);
 }
 
-bool hc_site_supports(Rows<const Bf16> streams, const HcWeights& weights, const HcOptions& options,
-                      const Bf16* norm_weight, Rows<const Bf16> x) {
-  return options.streams == kStreams && x.rows <= kSiteRowsMax && x.cols <= kHiddenMax &&
-         is_whole(streams) && is_whole(x) && x.cols % 8 == 0 && is_whole(weights.fn, x.cols) &&
-         is_whole(norm_weight, x.cols);
+bool hc_site_supports(const HcLeave& leave, Rows<const Bf16> streams, const HcWeights& weights,
+                      const HcOptions& options, Rows<const float> carried, const Bf16* norm_weight,
+                      Rows<const Bf16> x) {
+  return options.streams == kStreams && is_whole(streams) && is_whole(x) && x.cols % 8 == 0 &&
+         is_whole(weights.fn, x.cols) && is_whole(norm_weight, x.cols) && in_fours(carried) &&
+         is_whole(leave.y) && in_fours(leave.post) && in_fours(leave.comb) &&
+         divide_up(x.rows, kRows) <= clusters_at_once(divide_up(x.cols, kBlockChannels));
 }
 
 }  // namespace galley::kernels::cuda

@@ -20,13 +20,24 @@ struct ExpertParts {
   Rows<const Bf16> shared = {};
 };
 
+// A site that is left first: streams <- expand(y, streams, post, comb). No y: none is.
+struct HcLeave {
+  ExpertParts parts = {};  // with rows: y is their sum, and is written too (hc_site alone)
+  Rows<Bf16> y = {};
+  Rows<const float> post = {};
+  Rows<const float> comb = {};
+  Rows<Bf16> streams = {};
+};
+
 // Working memory of hc_enter for so many rows.
 int64_t hc_enter_workspace_bytes(int64_t rows, int64_t hidden);
 
-// Two launches. `mix.pre` may be `carried`. norm_weight [hidden], x [R, hidden].
-void hc_enter(Stream stream, Rows<const Bf16> streams, const HcWeights& weights,
-              const HcOptions& options, Rows<const float> carried, const Bf16* norm_weight,
-              HcMix mix, Rows<Bf16> x, void* workspace);
+// One pass over the streams that leaves one site and enters the next, and a second launch or two.
+// `mix` may be where `carried`, `leave.post` and `leave.comb` are. norm_weight [hidden], x [R,
+// hidden].
+void hc_enter(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
+              const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
+              const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, void* workspace);
 
 void collapse_norm(Stream stream, Rows<const Bf16> streams, Rows<const float> carried,
                    const Bf16* norm_weight, float eps, Rows<Bf16> x);

@@ -10,9 +10,11 @@
 // wins a tie; of few rows a block has one, since then only latency counts.
 //
 // Measured on an H200, one behind the other: 10 us for 1 row, 12 for 64, 48 for 768 (100 where a
-// block has all splits: too few blocks), 131 for 4,096, 397 for 16,384. There the product
-// takes 355 (181 TFLOP/s): tiles of 64 and of 128 rows take alike, so it is the way operands reach
-// mma.sync that limits, and wgmma from shared memory would be the next step.
+// block has all splits: too few blocks), 130 for 4,096, 175 for 8,192, 346 for 16,384. There the
+// product takes 300 (215 TFLOP/s). Tiles of 128 x 128 take 355 with eight warps and with sixteen
+// alike (260 and 400 with the choice): fewer bytes of operands a product help, more warps do not;
+// wgmma from shared memory would be the next step, in every kernel of the gate, since its sums need
+// not have the bits of mma.sync's.
 #include <algorithm>
 
 #include "kernels/cuda/exponential.cuh"
@@ -29,7 +31,7 @@ constexpr int kStep = 64;               // of K in one stage
 constexpr int kPitch = kStep * 2 + 16;  // bytes; 16 more, so that eight rows meet different banks
 constexpr int kStages = 4;
 constexpr int64_t kFewRows = 1024;
-constexpr int64_t kManyRows = 6144;
+constexpr int64_t kManyRows = 5632;
 static_assert(kSplit % kStep == 0);
 
 // A block's tile and the warps it is shared among; a warp's part is 16 kRowTiles x 8 kColumnTiles.
@@ -46,7 +48,7 @@ struct Shape {
   static constexpr int kStageBytes = (kRows + kColumns) * kPitch;
 };
 using ManyRows = Shape<64, 128, 2, 2>;   // two blocks a processor
-using MostRows = Shape<128, 128, 4, 2>;  // weights cross L2 half as often
+using MostRows = Shape<128, 192, 4, 4>;  // 21 % fewer bytes of operands a product than 128 x 128
 using FewRows = Shape<64, 32, 4, 1>;
 
 __device__ __forceinline__ void load_fragments(uint32_t (&r)[4], uint32_t address) {
@@ -136,7 +138,8 @@ __device__ __forceinline__ void multiply_stage(const uint8_t* stage,
   }
 }
 
-// Block (columns, split or 0, rows). kOneSplit: this block has split blockIdx.y alone.
+// Block (columns, split or 0, rows). kOneSplit: this block has split blockIdx.y alone. Waits for
+// earlier kernels.
 template <class S, bool kOneSplit, bool kWhole>
 __device__ __forceinline__ void gate_tile(const GateArguments& args) {
   extern __shared__ __align__(16) uint8_t shared[];
@@ -145,24 +148,31 @@ __device__ __forceinline__ void gate_tile(const GateArguments& args) {
   const int64_t k_begin = kOneSplit ? int64_t{blockIdx.y} * kSplit : 0;
   const int64_t k_end = kOneSplit ? min(args.x.cols, k_begin + kSplit) : args.x.cols;
   const int64_t steps = (k_end - k_begin + kStep - 1) / kStep;
-  const auto load_stage = [&](int64_t step) {
+  const auto load_gate = [&](int64_t step) {
+    if (step >= steps) return;
+    fill<S::kThreads, kWhole>(args.gate, first_column, S::kColumns, k_begin + step * kStep,
+                              shared + step % kStages * S::kStageBytes + S::kRows * kPitch);
+  };
+  const auto load_x = [&](int64_t step) {
     if (step < steps) {
-      uint8_t* stage = shared + step % kStages * S::kStageBytes;
-      const int64_t k = k_begin + step * kStep;
-      fill<S::kThreads, kWhole>(args.x, first_row, S::kRows, k, stage);
-      fill<S::kThreads, kWhole>(args.gate, first_column, S::kColumns, k, stage + S::kRows * kPitch);
+      fill<S::kThreads, kWhole>(args.x, first_row, S::kRows, k_begin + step * kStep,
+                                shared + step % kStages * S::kStageBytes);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
+  // Constant: before the wait. It completes with the first part of x at the latest.
+  for (int step = 0; step < kStages - 1; ++step) load_gate(step);
+  await_earlier();
   float chain[S::kRowTiles][S::kColumnTiles][4];
   float total[S::kRowTiles][S::kColumnTiles][4];
   clear<S>(chain);
   clear<S>(total);
-  for (int step = 0; step < kStages - 1; ++step) load_stage(step);
+  for (int step = 0; step < kStages - 1; ++step) load_x(step);
   for (int64_t step = 0; step < steps; ++step) {
     asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
     __syncthreads();  // the stage is there, and the one to be filled next is free
-    load_stage(step + kStages - 1);
+    load_gate(step + kStages - 1);
+    load_x(step + kStages - 1);
     multiply_stage<S>(shared + step % kStages * S::kStageBytes, chain);
     if ((step + 1) % (kSplit / kStep) == 0 || step + 1 == steps) {
 #pragma unroll
@@ -199,7 +209,6 @@ __device__ __forceinline__ void gate_tile(const GateArguments& args) {
 
 template <class S, bool kOneSplit, bool kWhole>
 __global__ void __launch_bounds__(S::kThreads) gate_kernel(GateArguments args) {
-  await_earlier();
   gate_tile<S, kOneSplit, kWhole>(args);
 }
 
@@ -278,7 +287,8 @@ __device__ __forceinline__ void load_places(const ChoiceArguments& args, int64_t
     all.expert[i] = first + i * step;
     if (all.expert[i] < args.expert_count) added[i] = bias[all.expert[i]];
   }
-#pragma unroll 4
+  constexpr int kAhead = kEach <= 3 ? 16 : 4;  // splits whose loads are under way at a time
+#pragma unroll kAhead
   for (int64_t split = 0; split < args.splits; ++split) {
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
@@ -387,7 +397,6 @@ template <bool kWhole>
 __global__ void __launch_bounds__(FewRows::kThreads)
     route_few_kernel(GateArguments gate, ChoiceArguments choice) {
   static_assert(FewRows::kThreads == kChoiceWarps * kWarp);
-  await_earlier();
   gate_tile<FewRows, true, kWhole>(gate);
   __syncthreads();  // the block's logits are in memory
   for (int64_t row = threadIdx.x / kWarp; row < choice.experts.rows; row += kChoiceWarps) {
