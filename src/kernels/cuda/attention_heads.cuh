@@ -176,10 +176,11 @@ __device__ __forceinline__ void store_channels(uint32_t (&x)[4], Bf16* to, const
   *reinterpret_cast<uint4*>(to) = make_uint4(x[0], x[1], x[2], x[3]);
 }
 
-// What the values of a head are multiplied with in the end.
-__device__ __forceinline__ float unit_of(float top, float sum, float sink) {
-  return kKeyUnit / (sum + exp2f(sink * kLog2E - top));
+// What a head's sink adds to its sum, and what its values are multiplied with in the end.
+__device__ __forceinline__ float sink_of(float top, float sink) {
+  return exp2f(sink * kLog2E - top);
 }
+__device__ __forceinline__ float unit_of(float sum, float sink) { return kKeyUnit / (sum + sink); }
 
 }  // namespace attention
 }  // namespace galley::kernels::cuda

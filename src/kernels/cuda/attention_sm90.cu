@@ -20,9 +20,9 @@
 // sum has the same order then, so a row's bits do not depend on the number of rows. Fewer still:
 // attention_cluster_sm90.cu.
 //
-// Measured on one H200: 30 us up to 66 rows, 300 TFLOP/s at 128, 332 at 512, 407 in prefill. What
-// limits it: decoding's instructions, 950 a warp and block where 400 would do; memory is waited for
-// a tenth of their time (docs/benchmarks.md: the parts, and what was tried).
+// Measured on one H200: 30 us up to 66 rows, 300 TFLOP/s at 128, 330 at 512, 405 in prefill. What
+// limits it: decoding, 3,900 cycles a block for two warpgroups, with hardly a wait for its slots
+// (docs/benchmarks.md: the parts, and what was tried).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -238,11 +238,12 @@ __device__ __forceinline__ void sum_values(const Work& work, int32_t half) {
       }
       wgmma_commit();
       if (block + 1 == blocks) {
-        unit_upper = unit_of(load_shared_float(statistics + kTopAt),
-                             load_shared_float(statistics + kSumAt), __ldg(work.call.sink + head));
-        unit_lower =
-            unit_of(load_shared_float(statistics + kTopAt + 32),
-                    load_shared_float(statistics + kSumAt + 32), __ldg(work.call.sink + head + 8));
+        unit_upper =
+            unit_of(load_shared_float(statistics + kSumAt),
+                    sink_of(load_shared_float(statistics + kTopAt), __ldg(work.call.sink + head)));
+        unit_lower = unit_of(
+            load_shared_float(statistics + kSumAt + 32),
+            sink_of(load_shared_float(statistics + kTopAt + 32), __ldg(work.call.sink + head + 8)));
       }
       wgmma_wait<0>();
 #pragma unroll

@@ -13,6 +13,9 @@ __device__ __forceinline__ void store_shared(uint32_t at, uint4 value) {
                "r"(value.z), "r"(value.w)
                : "memory");
 }
+__device__ __forceinline__ void store_shared(uint32_t at, uint2 value) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(at), "r"(value.x), "r"(value.y) : "memory");
+}
 __device__ __forceinline__ void store_shared(uint32_t at, uint32_t value) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(at), "r"(value) : "memory");
 }
@@ -109,8 +112,9 @@ __device__ __forceinline__ uint32_t remote_address(uint32_t address, int32_t ran
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
-__device__ __forceinline__ void store_remote(uint32_t there, float value) {
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+__device__ __forceinline__ void maximum_remote(uint32_t there, uint32_t value) {
+  asm volatile("red.relaxed.cluster.shared::cluster.max.u32 [%0], %1;" ::"r"(there), "r"(value)
+               : "memory");
 }
 // `bytes` (a multiple of 16) at `address` to the same place of block `rank`, counted by its
 // barrier.
