@@ -1,9 +1,9 @@
 // The kernel of wide weights with exact bf16 inputs: the attention's output projection by groups
 // (fp8 tiles) and the head (bf16), for every number of rows.
 //
-// Floor. The head's 1.3 GB take 290 us, one layer's 34 MB of fp8 take 7.5 us; from about 170 rows
-// of bf16 on, or 85 of fp8, the tensor cores take longer: 640 to 740 TFLOP/s before the chip's
-// power ends (docs/benchmarks.md).
+// Floor. The head's 1.3 GB take 290 us, one layer's 34 MB of fp8 7.5 us (9.3 us by this kernel's
+// copies alone, a launch included); from about 160 rows of bf16 on, or 80 of fp8, the tensor cores
+// take longer: 740 TFLOP/s in short bursts, 540 to 690 where power ends.
 //
 // Design. Weights are A of wgmma, 64 outputs a warpgroup, tokens are B: few tokens waste nothing.
 // These weights are wide enough that their strips alone fill the chip, so no sum is split, and its
@@ -18,16 +18,23 @@
 // a thread has two neighbouring ones of a token, and in which eight rows of 64 bytes lie in
 // different banks.
 //
-// Measured on one H200, rotated weights: the head 306 us at 32 rows, 316 at 64, 357 at 128 (each
-// with its f32 results), 652 TFLOP/s at 384 rows and 693 at 512; wo_a 1.6 to 1.9 ms at 16,384 rows
-// (580 to 690 TFLOP/s, by the chip's power), 50 us at 512, 20 us at 64, 18 us at 1.
+// Measured on one H200, weights from beyond the L2. The head, with its f32 results: 300 us at 4
+// rows, 316 at 64, 357 at 128, 652 TFLOP/s at 384 rows, 693 at 512. wo_a: 18 us up to 8 rows, 20 at
+// 64, 23 at 128, 35 at 256, 50 at 512 (680 TFLOP/s); 16,384 rows 1.6 ms after a rest, 2.0 ms after
+// work. The general kernel took 40, 63 and 398 us at 4, 64 and 384 rows and 8.5 ms at 16,384.
 //
-// Tried: clusters of four: 128 blocks of them do not fit the chip at once, twice as slow. Tiles of
-// 128 tokens instead of 256: 546 TFLOP/s at 16,384 rows instead of 680. Without clusters: the same
-// speed for 256 tokens, 20 % slower for 128.
+// Tried, for wo_a:
+// - clusters of four for few rows: 128 blocks of them are not resident at once, twice as slow;
+// - tiles of 128 tokens for many rows: 546 TFLOP/s at 16,384 instead of 680; no clusters: the same
+//   speed with 256 tokens, 20 % slower with 128;
+// - few rows: reading codes a stage ahead of their use: nothing. Two warpgroups with 32 outputs
+//   each, half of wgmma's rows zero: 2 to 14 % faster in that form. Three warpgroups that write bf16
+//   to shared memory and one that multiplies it: 15 to 17 us, but wrong at times, for a reason that
+//   was not found; its parts alone: without products 12.8 us, without stores either 10.3.
 //
-// What limits it now: power for many rows; for few rows of fp8 something that 64 of K take 280 ns
-// for, whoever unpacks them.
+// What limits it now: power for many rows. For few rows of fp8 a warpgroup's own latencies, about
+// 280 ns for 64 of K whatever the number of tokens; the next step is more of K a stage, so that waiting
+// and handing back happen less often.
 #pragma once
 
 #include <cuda_bf16.h>
