@@ -28,13 +28,13 @@
 // - tiles of 128 tokens for many rows: 546 TFLOP/s at 16,384 instead of 680; no clusters: the same
 //   speed with 256 tokens, 20 % slower with 128;
 // - few rows: reading codes a stage ahead of their use: nothing. Two warpgroups with 32 outputs
-//   each, half of wgmma's rows zero: 2 to 14 % faster in that form. Three warpgroups that write bf16
-//   to shared memory and one that multiplies it: 15 to 17 us, but wrong at times, for a reason that
-//   was not found; its parts alone: without products 12.8 us, without stores either 10.3.
+//   each, half of wgmma's rows zero: 2 to 14 % faster in that form. Three warpgroups that write
+//   bf16 to shared memory and one that multiplies it: 15 to 17 us, but wrong at times, for a reason
+//   that was not found; its parts alone: without products 12.8 us, without stores either 10.3.
 //
 // What limits it now: power for many rows. For few rows of fp8 a warpgroup's own latencies, about
-// 280 ns for 64 of K whatever the number of tokens; the next step is more of K a stage, so that waiting
-// and handing back happen less often.
+// 280 ns for 64 of K whatever the number of tokens; the next step is more of K a stage, so that
+// waiting and handing back happen less often.
 #pragma once
 
 #include <cuda_bf16.h>
