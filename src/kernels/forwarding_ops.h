@@ -16,6 +16,8 @@ class ForwardingOps : public Ops {
 
   Memory& memory() override { return inner_.memory(); }
   WeightFolds* folds() override { return inner_.folds(); }
+  ExpertSharing* sharing() override { return inner_.sharing(); }
+  bool joins_ranks() const override { return inner_.joins_ranks(); }
   Result<void> reserve(const StepBounds& bounds) override { return inner_.reserve(bounds); }
   void begin_step() override { inner_.begin_step(); }
   Result<void> finish() override { return inner_.finish(); }

@@ -2,8 +2,14 @@
 
 #include <cstring>
 
+#include "kernels/host_expert_sharing.h"
+
 namespace galley::kernels {
 
+HostOps::HostOps() : sharing_(make_host_sharing(*this)) {}
+HostOps::~HostOps() = default;
+
+ExpertSharing* HostOps::sharing() { return sharing_.get(); }
 Memory& HostOps::memory() { return host_memory(); }
 Result<void> HostOps::reserve(const StepBounds& /*bounds*/) { return {}; }
 void HostOps::begin_step() {}

@@ -6,6 +6,8 @@
 namespace galley::kernels {
 
 WeightFolds* Ops::folds() { return nullptr; }
+ExpertSharing* Ops::sharing() { return nullptr; }
+bool Ops::joins_ranks() const { return false; }
 
 void Ops::norm_linear(Rows<Bf16> x, const Bf16* weight, float eps,
                       std::span<const Product> products) {

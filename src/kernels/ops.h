@@ -128,7 +128,7 @@ struct ExpertWeights {
 
 struct MoeWeights {
   std::span<const ExpertWeights> experts;
-  ExpertWeights shared;
+  ExpertWeights shared;  // on the host it may be absent: nothing is added for it
   float swiglu_limit = 10.0F;
 };
 
@@ -165,6 +165,8 @@ struct StepBounds {
   std::span<const EngramTable> tables;  // those whose rows are looked up; outlive the steps
 };
 
+class ExpertSharing;  // expert_sharing.h
+
 class Ops {
  public:
   virtual ~Ops() = default;
@@ -178,6 +180,11 @@ class Ops {
 
   // Weights in the kernels' own order, for who places them in memory(). Null: read as stored.
   virtual WeightFolds* folds();
+
+  // The parts of a layer of experts that several ranks share. Null: not on this backend.
+  virtual ExpertSharing* sharing();
+  // Whether moe() is a meeting of ranks: then every rank calls it for every layer, rows or not.
+  virtual bool joins_ranks() const;
 
   // Steps within these bounds allocate nothing. Larger calls work, but may allocate.
   virtual Result<void> reserve(const StepBounds& bounds) = 0;

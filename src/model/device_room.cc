@@ -71,7 +71,7 @@ Result<DeviceNeeds> device_needs(const Model& model, const KvOptions& kv, CacheC
                                  const StepOptions& step, kernels::Ops& ops) {
   const KvLayout layout = TRY(KvLayout::create(model.config(), kv));
   DeviceNeeds needs;
-  needs.weights = placed_bytes(model, ops, step.expert_count);
+  needs.weights = placed_bytes(model, ops, {step.expert_first, step.expert_count});
   needs.page = layout.page_stride;
   needs.slot = layout.slot_bytes;
   needs.workspace = workspace_bytes(model.config(), layout, step);

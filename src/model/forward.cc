@@ -124,7 +124,11 @@ void Forward::submit(std::span<const SequencePlan> plans, StepObserver* observer
   begin(plans, observer);
   embed();
   const RowSet* set = &full_;
-  for (int32_t layer = 0; layer < config_.layers && set->rows() > 0; ++layer) {
+  for (int32_t layer = 0; layer < config_.layers; ++layer) {
+    if (set->rows() == 0) {
+      join_experts(layer);
+      continue;
+    }
     if (observer_ != nullptr) {
       observer_->layer_in(layer, observed(*set), seen_.rows(streams(*set)),
                           seen_.rows(carried(*set)));
@@ -136,7 +140,10 @@ void Forward::submit(std::span<const SequencePlan> plans, StepObserver* observer
     if (trims_here && options_.replay != DecoderReplay::kLayerWhole) {
       attention_at_cut(layer);
       set = &tail_;
-      if (set->rows() == 0) break;
+      if (set->rows() == 0) {
+        join_experts(layer);
+        continue;
+      }
     } else {
       attention(layer, *set);
     }
@@ -389,6 +396,12 @@ void Forward::experts(int32_t layer, const RowSet& set) {
     seen_.clear();
   }
   ops_.hc_leave(y, mix.post, mix.comb, config_.streams, streams(set));
+}
+
+void Forward::join_experts(int32_t layer) {
+  if (!ops_.joins_ranks()) return;
+  ops_.moe(ws_.x.first(0), moe_[static_cast<size_t>(layer)], ws_.experts.first(0),
+           ws_.expert_weights.first(0), ws_.y.first(0));
 }
 
 void Forward::keep_tail() {

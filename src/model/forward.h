@@ -67,6 +67,8 @@ class Forward {
   void capture(int32_t layer, const RowSet& set);
   void attention(int32_t layer, const RowSet& set);
   void experts(int32_t layer, const RowSet& set);
+  // A rank without rows still computes for the others (Ops::joins_ranks).
+  void join_experts(int32_t layer);
 
   // The cut layer's attention when it trims: readings (b) and (c).
   void attention_at_cut(int32_t layer);

@@ -362,34 +362,38 @@ class Mover {
 };
 
 // This rank's experts alone, where it has not all of them.
-void keep_experts(ModelWeights& weights, int32_t count) {
+void keep_experts(ModelWeights& weights, PlacedExperts kept) {
+  if (kept.count == 0) return;
   for (LayerWeights& layer : weights.layers) {
-    if (count > 0 && count < std::ssize(layer.experts))
-      layer.experts.resize(static_cast<size_t>(count));
+    std::vector<ExpertWeights>& all = layer.experts;
+    const auto first = std::min<int64_t>(kept.first, std::ssize(all));
+    const auto end = std::min<int64_t>(first + kept.count, std::ssize(all));
+    all.erase(all.begin() + end, all.end());
+    all.erase(all.begin(), all.begin() + first);
   }
 }
 
 }  // namespace
 
-int64_t placed_bytes(const Model& model, kernels::Ops& ops, int32_t expert_count) {
+int64_t placed_bytes(const Model& model, kernels::Ops& ops, PlacedExperts experts) {
   if (ops.memory().is_host()) return 0;
   ModelWeights views = model.weights().views();
-  keep_experts(views, expert_count);
+  keep_experts(views, experts);
   Places places(ops.folds());
   TensorWalk(model.config(), views, places).run();
   return places.total();
 }
 
 Result<PlacedWeights> PlacedWeights::create(const Model& model, kernels::Ops& ops,
-                                            int32_t expert_count, const UploadProgress& progress) {
+                                            PlacedExperts experts, const UploadProgress& progress) {
   PlacedWeights placed;
   placed.weights_ = &model.weights();
   const bool on_host = ops.memory().is_host();
-  if (on_host && expert_count == 0) return placed;
+  if (on_host && experts.count == 0) return placed;
 
   placed.copy_ = std::make_unique<ModelWeights>(model.weights().views());
   placed.weights_ = placed.copy_.get();
-  keep_experts(*placed.copy_, expert_count);
+  keep_experts(*placed.copy_, experts);
   if (on_host) return placed;
   Places places(ops.folds());
   TensorWalk(model.config(), *placed.copy_, places).run();

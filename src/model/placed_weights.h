@@ -23,14 +23,19 @@ namespace galley::model {
 // Tables up to this size are copied too.
 constexpr int64_t kPlacedTableBytesMax = int64_t{256} << 20;
 
-// The most that create() takes of the kernels' memory: nothing on the host. Of each layer's
-// experts the first `expert_count` are placed, 0: all.
-int64_t placed_bytes(const Model& model, kernels::Ops& ops, int32_t expert_count);
+// Of each layer's experts those that are placed; none: all.
+struct PlacedExperts {
+  int32_t first = 0;
+  int32_t count = 0;
+};
+
+// The most that create() takes of the kernels' memory: nothing on the host.
+int64_t placed_bytes(const Model& model, kernels::Ops& ops, PlacedExperts experts);
 
 class PlacedWeights {
  public:
   // `model` and `ops` outlive the result.
-  static Result<PlacedWeights> create(const Model& model, kernels::Ops& ops, int32_t expert_count,
+  static Result<PlacedWeights> create(const Model& model, kernels::Ops& ops, PlacedExperts experts,
                                       const UploadProgress& progress = {});
 
   const ModelWeights& get() const { return *weights_; }

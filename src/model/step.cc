@@ -30,6 +30,12 @@ Result<void> check_options(const Config& config, const KvLayout& layout,
                                           " positions; text_config.max_position_embeddings is " +
                                           std::to_string(config.positions_max)};
   }
+  if (options.expert_first < 0 || options.expert_count < 0 ||
+      options.expert_first + options.expert_count > config.routed_experts) {
+    return Error{ErrorCode::kInvalid, "experts " + std::to_string(options.expert_first) + " and " +
+                                          std::to_string(options.expert_count - 1) + " more of " +
+                                          std::to_string(config.routed_experts)};
+  }
   if (layout.held.slots == 0) return {};
   if (options.replay == DecoderReplay::kLayerWhole) {
     return Error{ErrorCode::kUnsupported,
@@ -94,8 +100,8 @@ class Step::Impl {
 Result<std::unique_ptr<Step>> Step::create(const Model& model, KvCache& cache, kernels::Ops& ops,
                                            const StepOptions& options) {
   TRY(check_options(model.config(), cache.layout(), options));
-  PlacedWeights placed =
-      TRY(PlacedWeights::create(model, ops, options.expert_count, options.on_upload));
+  PlacedWeights placed = TRY(PlacedWeights::create(
+      model, ops, {options.expert_first, options.expert_count}, options.on_upload));
   auto impl = std::make_unique<Impl>(model, std::move(placed), cache, ops, options);
   TRY(impl->forward_.status());
   TRY(impl->forward_.reserve());

@@ -31,8 +31,10 @@ struct StepOptions {
   int64_t positions_max = 0;  // 0: the config's
   DecoderReplay replay = DecoderReplay::kWindowAndGlobal;
   bool capture_targets = false;  // StepResult::main_hidden
-  // Experts of each layer that are computed here, from the first on; 0: all. Of other ranks'
-  // experts the kernels of a device leave the rows out; host kernels must not be given any.
+  // Experts of each layer that are computed here, from `expert_first` on; 0: all. A device's moe()
+  // leaves out the rows of other ranks' experts, that of the host must not be given any; ranks
+  // that compute together meet in a moe() of their own (cluster/expert_parallel.h).
+  int32_t expert_first = 0;
   int32_t expert_count = 0;
   // Told while weights are copied to a device; may stop it.
   UploadProgress on_upload = {};

@@ -87,6 +87,7 @@ void print_case(const BenchCase& bench, const Floors& floors, const std::string&
 Result<void> run(const BenchOptions& options) {
   Backend backend = TRY(make_backend(options.model.backend, options.model.threads));
   const bool on_host = backend.ops->memory().is_host();
+  if (!on_host && options.device.part == "ep2") return bench_device_pair(backend, options.device);
   if (!on_host && options.shape != "model") {
     TRY(bench_device_steps(backend, options.device));
     if (options.shape == "released") return {};
@@ -149,7 +150,9 @@ int run_bench(int argc, char** argv) {
       "dot product; ratio is time over floor. The released shape needs about 9 GiB of memory.\n"
       "On a card it is whole steps of all 40 layers, one layer of each role aliased (20 GB of\n"
       "host memory, 60 of the card's): prefill in steps of 16k tokens, decode as one rank of 64,\n"
-      "whose exchange with the others is arithmetic, and decode of 1 to 8 sequences.\n"
+      "whose exchange with the others is arithmetic, and decode of 1 to 8 sequences. ep2 is\n"
+      "prefill by two ranks that share the experts, on two cards (or both on one), against one\n"
+      "card with all experts and the same rows.\n"
       "\nExit codes: 0 measured (whatever the result), 1 failed, 64 wrong usage, 130 "
       "interrupted.\n");
   command.setting("--shape", options.shape, "What to measure: released, model or all")
@@ -164,8 +167,8 @@ int run_bench(int argc, char** argv) {
   command.setting("--samples", options.samples, "Times a decode step is measured; others a third")
       .range(1, 10000)
       .value_name("N");
-  command.setting("--part", options.device.part, "Of the released shape on a card")
-      .choices({"all", "prefill", "small", "rank"})
+  command.setting("--part", options.device.part, "Of the released shape on a card; ep2: two ranks")
+      .choices({"all", "prefill", "small", "rank", "ep2"})
       .value_name("WHICH");
   command.setting("--quick", options.device.quick, "On a card: fewer samples");
   command

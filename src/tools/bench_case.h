@@ -57,7 +57,7 @@ Result<void> bench_released(Backend& backend, const Floors& floors, const Releas
 
 // Whole steps of the released shape on a card; JSON lines of its own.
 struct DeviceStepOptions {
-  std::string part = "all";  // or prefill, small, rank
+  std::string part = "all";  // or prefill, small, rank, ep2 (not of all)
   bool quick = false;        // fewer samples
   float accepted = 3.4F;  // tokens that a verify step of six rows gives; no model is there to tell
   ExchangeRates rates;
@@ -65,6 +65,8 @@ struct DeviceStepOptions {
   bool wants(std::string_view one) const { return part == "all" || part == one; }
 };
 Result<void> bench_device_steps(Backend& backend, const DeviceStepOptions& options);
+// Part ep2: two cards against one. Takes the backend's kernels.
+Result<void> bench_device_pair(Backend& backend, const DeviceStepOptions& options);
 
 struct ModelBenchOptions {
   std::string directory;

@@ -192,8 +192,8 @@ TEST_F(DeviceMemory, FoldedWeightsTakeThePlaceOfStoredOnes) {
   EXPECT_EQ(folding.folded_layers, model_->config().layers);
   EXPECT_GT(folding.folded_products, 4 * model_->config().layers);
   // No byte lies there twice: the sizes are the same but for what is rounded up to whole blocks.
-  const int64_t folded_bytes = model::placed_bytes(*model_, folding, 0);
-  const int64_t stored_bytes = model::placed_bytes(*model_, stored, 0);
+  const int64_t folded_bytes = model::placed_bytes(*model_, folding, {});
+  const int64_t stored_bytes = model::placed_bytes(*model_, stored, {});
   EXPECT_LT(folded_bytes, stored_bytes + stored_bytes / 4);  // room for what is folded next
 }
 
@@ -238,6 +238,33 @@ TEST_F(DeviceMemory, WhatWasPlannedIsTaken) {
   EXPECT_EQ(device.bytes(), needs->total());
   EXPECT_GT(uploaded, 0);
   EXPECT_LE(uploaded, needs->weights);
+}
+
+TEST_F(DeviceMemory, ARankPlacesItsOwnExpertsAlone) {
+  kernels::PretendedDevice device(kPlenty);
+  DeviceOps ops(*ops_, device);
+  const int32_t experts = model_->config().routed_experts;
+  const int32_t half = experts / 2;
+  // Every tensor begins at a multiple of 256 bytes.
+  int64_t expert_bytes = 0;
+  const auto add = [&](int64_t bytes) { expert_bytes += (bytes + 255) / 256 * 256; };
+  for (const model::LayerWeights& layer : model_->weights().views().layers) {
+    for (const kernels::ExpertWeights& one : layer.experts) {
+      for (const kernels::WeightView& view : {one.w1, one.w3, one.w2}) {
+        add(view.data_bytes());
+        add(view.scale_bytes());
+      }
+    }
+  }
+  const int64_t all = model::placed_bytes(*model_, ops, {});
+  EXPECT_GT(expert_bytes, 0);
+  EXPECT_EQ(model::placed_bytes(*model_, ops, {0, half}), all - expert_bytes / 2);
+  EXPECT_EQ(model::placed_bytes(*model_, ops, {half, half}), all - expert_bytes / 2);
+  model::StepOptions options;
+  options.expert_first = half;
+  options.expert_count = half + 1;
+  const auto cache = model::KvCache::create(model_->config(), {}, 1, 1, device).value();
+  EXPECT_FALSE(model::Step::create(*model_, *cache, ops, options));
 }
 
 TEST_F(DeviceMemory, WhatDoesNotFitTakesNothing) {

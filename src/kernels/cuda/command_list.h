@@ -22,6 +22,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/engram.h"
 #include "kernels/cuda/expert_layer.h"
+#include "kernels/cuda/expert_share.h"
 #include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/grouped_product.h"
 #include "kernels/cuda/hc_site.h"
@@ -127,6 +128,9 @@ class CommandKey {
   }
   void add_value(const ExpertTiles& t) {
     add_all(t.gate_up, t.down, t.gate_up_scale, t.down_scale, t.shared_gate_up, t.shared_down);
+  }
+  void add_value(const RankParts& p) {
+    for (const std::byte* one : p.of) add_value(one);
   }
   template <class... T>
   void add_all(const T&... values) {

@@ -19,6 +19,7 @@
 #include "kernels/cuda/device_memory.h"
 #include "kernels/cuda/engram.h"
 #include "kernels/cuda/engram_store.h"
+#include "kernels/cuda/expert_sharing.h"
 #include "kernels/cuda/expert_tables.h"
 #include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/fold_store.h"
@@ -90,6 +91,7 @@ class CudaOps final : public Ops {
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return *memory_; }
   WeightFolds* folds() override { return &folds_; }
+  ExpertSharing* sharing() override { return &sharing_; }
 
   Result<void> reserve(const StepBounds& bounds) override {
     const int64_t rows = bounds.rows;
@@ -99,6 +101,9 @@ class CudaOps final : public Ops {
     bf16(Scratch::kQuantised, rows, whole_vectors(bounds.input_width));
     bytes(Scratch::kTiles, InputTiles::bytes(rows, bounds.input_width));
     bytes(Scratch::kMix, hc_enter_workspace_bytes(rows, bounds.hidden));
+    if (bounds.routed_experts > 0) {
+      bytes(Scratch::kRouter, route_workspace_bytes(rows, bounds.hidden, bounds.routed_experts));
+    }
     for (const MoeWeights& weights : bounds.moe) {
       const auto experts = static_cast<int32_t>(weights.experts.size());
       bytes(Scratch::kRouter,
@@ -483,6 +488,8 @@ class CudaOps final : public Ops {
         engram_(*memory_, arena_),
         expert_tables_(*memory_),
         commands_(kCommandBytesMax),
+        sharing_(
+            *memory_, commands_, [this] { settle(); }, [this] { hand_over(); }),
         graphs_(kGraphsMax) {}
 
   // Launches now, or with the rest of a small step; behind what the call before held back.
@@ -499,11 +506,15 @@ class CudaOps final : public Ops {
   template <class Function, class... A>
   void append(Function* function, const A&... arguments) {
     commands_.add(function, arguments...);
-    if (!waits_ || !commands_.has_room()) flush();
+    hand_over();
   }
   template <class Function, class... A>
   void append_first(Function* function, const A&... arguments) {
     commands_.add_first(function, arguments...);
+    hand_over();
+  }
+  // Unless the rest of the step may still come along.
+  void hand_over() {
     if (!waits_ || !commands_.has_room()) flush();
   }
 
@@ -747,6 +758,7 @@ class CudaOps final : public Ops {
   EngramStore engram_;
   ExpertTables expert_tables_;
   CommandList commands_;
+  CudaExpertSharing sharing_;
   GraphCache graphs_;
   ProductSet products_;  // of the call that is being made
   ProductSet narrow_;    // the same, of takes_narrow

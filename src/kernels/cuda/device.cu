@@ -88,6 +88,27 @@ Result<DeviceProperties> open_device(int32_t index) {
   return device;
 }
 
+Result<void> reach_device(int32_t other) {
+  int own = 0;
+  int reaches = 0;
+  cudaGetDevice(&own);
+  if (const cudaError_t code = cudaDeviceCanAccessPeer(&reaches, own, other); code != cudaSuccess) {
+    return cuda_error("asking whether devices are connected", code);
+  }
+  if (reaches == 0) {
+    return Error{ErrorCode::kUnsupported, "CUDA: device " + std::to_string(own) +
+                                              " does not reach the memory of device " +
+                                              std::to_string(other)};
+  }
+  const cudaError_t code = cudaDeviceEnablePeerAccess(other, 0);
+  if (code == cudaErrorPeerAccessAlreadyEnabled) {
+    cudaGetLastError();
+    return {};
+  }
+  if (code != cudaSuccess) return cuda_error("connecting devices", code);
+  return {};
+}
+
 Result<void> check_launch(const char* what) {
   const cudaError_t code = cudaGetLastError();
   if (code == cudaSuccess) return {};

@@ -41,6 +41,10 @@ Result<std::vector<DeviceProperties>> list_devices();
 // Device `index`, current for this thread from now on. kUnsupported unless it is an SM90.
 Result<DeviceProperties> open_device(int32_t index);
 
+// Lets kernels and copies of this thread's device reach the memory of device `other`, which is
+// another one of the same host. kUnsupported where they are not connected.
+Result<void> reach_device(int32_t other);
+
 // What the last calls of this thread came to, kernels launched so far included where they have
 // run. `what` names the work, for the message.
 Result<void> check_launch(const char* what);

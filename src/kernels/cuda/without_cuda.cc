@@ -15,6 +15,7 @@ Error without_cuda() {
 
 Result<std::vector<DeviceProperties>> list_devices() { return without_cuda(); }
 Result<DeviceProperties> open_device(int32_t /*index*/) { return without_cuda(); }
+Result<void> reach_device(int32_t /*other*/) { return without_cuda(); }
 Result<void> check_launch(const char* /*what*/) { return without_cuda(); }
 Result<std::unique_ptr<Ops>> make_cuda_ops(int32_t /*index*/) { return without_cuda(); }
 Result<KernelFloors> measure_kernel_floors() { return without_cuda(); }

@@ -74,7 +74,9 @@ void FastOps::moe_rows(Rows<const Bf16> x, const MoeWeights& weights, Rows<const
   const ExpertWeights* table = weights.experts.data();
   const auto expert_count = static_cast<int64_t>(weights.experts.size());
   const int64_t hidden = x.cols;
-  const int64_t inner = weights.shared.w1.out;
+  const bool has_shared = weights.shared.w1.data != nullptr;
+  const WeightView& widest = has_shared ? weights.shared.w1 : table[0].w1;
+  const int64_t inner = widest.out;
   const int64_t rows = x.rows;
   const int64_t chosen = experts.cols;
   const int64_t members = rows * (chosen + 1);
@@ -109,7 +111,7 @@ void FastOps::moe_rows(Rows<const Bf16> x, const MoeWeights& weights, Rows<const
   for (int64_t e = 0; e < expert_count; ++e) plan.start[e + 2] += plan.start[e + 1];
   const Layout routed_layout =
       layout_of(expert_count > 0 ? table[0].w1.format : weights.shared.w1.format);
-  const Layout shared_layout = layout_of(weights.shared.w1.format);
+  const Layout shared_layout = layout_of(widest.format);
   auto** pointers = shared.get<const Operand*>(kSharedPointers, 2 * rows);
   const Operand* const* routed_input =
       pack_rows(x, true, routed_layout, kSharedOperandA, pointers, shared, run_rows);
@@ -141,8 +143,10 @@ void FastOps::moe_rows(Rows<const Bf16> x, const MoeWeights& weights, Rows<const
     plan.groups[group_count++] = {&table[e], plan.start[e], count};
     bytes += weight_bytes(table[e].w1);
   }
-  plan.groups[group_count++] = {&weights.shared, rows * chosen, rows};
-  bytes += weight_bytes(weights.shared.w1);
+  if (has_shared) {
+    plan.groups[group_count++] = {&weights.shared, rows * chosen, rows};
+    bytes += weight_bytes(weights.shared.w1);
+  }
 
   // Up. The shared expert's parts come first: they are the longest.
   const int64_t blocks = (inner + kChunk - 1) / kChunk;

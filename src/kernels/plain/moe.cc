@@ -73,7 +73,9 @@ void moe(ThreadPool& pool, Rows<const Bf16> x, const MoeWeights& weights,
     if (members_of[e].empty()) continue;
     add_expert(pool, x, weights.experts[e], weights.swiglu_limit, members_of[e], sums);
   }
-  add_expert(pool, x, weights.shared, weights.swiglu_limit, everyone, sums);
+  if (weights.shared.w1.data != nullptr) {
+    add_expert(pool, x, weights.shared, weights.swiglu_limit, everyone, sums);
+  }
   for (int64_t r = 0; r < x.rows; ++r) {
     for (int64_t i = 0; i < x.cols; ++i) y.row(r)[i] = to_bf16(sums[r * x.cols + i]);
   }

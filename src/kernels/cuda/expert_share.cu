@@ -1,0 +1,391 @@
+// Experts that several cards share: rows come from another card's memory and results go back.
+//
+// Floor at 16,384 rows of each of two cards: 86 MB of codes and 503 MB of results a layer in each
+// direction, 0.22 and 1.28 ms at 394 GB/s, beside a layer of about 10 ms of products.
+//
+// Design. The copy engines do all of it, on a stream of their own: rows are sent while the shared
+// expert computes, results of the other card's rows while those of the own rows are computed, so
+// neither takes a multiprocessor or a place in front of a product. A copy's size must be known to
+// the host, which does not know how many choices went to which card: the copy is as long as an even
+// share and an eighth more, and a kernel brings what is beyond it, which for even routing is
+// nothing. Flags are copied behind the data, by the same engine: a counter, so that a step of a
+// graph is like any other. Who waits is one thread, and the next kernel is not placed meanwhile:
+// where two ranks are on one card (a test), waiting blocks would take the room of working ones.
+//
+// Rows are quantised once, by their own card, and travel as codes; spread_kernel copies them to
+// the places of their choices, 1 byte read and about 3 written a value. A place's codes are those
+// that quantise_choices would write there, so the products' bits are those of run_experts.
+//
+// Rejected: results stored to the other card by the product itself. A warp stores 32 bytes of each
+// of four rows; so short writes use about half of the link, and the product would wait for it.
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+
+#include <algorithm>
+
+#include "base/check.h"
+#include "kernels/cuda/carver.h"
+#include "kernels/cuda/expert_arguments.h"
+#include "kernels/cuda/expert_plan.h"
+#include "kernels/cuda/expert_share.h"
+#include "kernels/cuda/ordered_launch.cuh"
+
+namespace galley::kernels::cuda {
+namespace {
+
+constexpr int32_t kThreads = 256;
+constexpr int32_t kCombineThreads = 128;
+constexpr int32_t kRestBlocks = 264;
+constexpr uint64_t kPatienceNs = 60'000'000'000;  // for a rank that computes
+
+uint32_t blocks_of(int64_t items, int64_t each) {
+  return static_cast<uint32_t>((items + each - 1) / each);
+}
+
+struct Workspace {
+  int64_t places = 0;
+  int32_t* local = nullptr;  // [choices] experts counted from this rank's first
+  ExpertPlan plan;
+  uint8_t* x8 = nullptr;
+  float* x_scale = nullptr;
+  Bf16* inner = nullptr;
+  uint8_t* inner8 = nullptr;
+  float* inner_scale = nullptr;
+  int64_t shared_places = 0;
+  Bf16* shared_inner = nullptr;
+  uint8_t* shared_inner8 = nullptr;
+  float* shared_inner_scale = nullptr;
+  Bf16* shared_out = nullptr;
+};
+
+Workspace carve(const ExpertShape& shape, int64_t rows, Carver& carver) {
+  const int64_t choices = rows * shape.top_k;
+  const int64_t chunks = shape.gate_up().chunks();
+  const int64_t inner_chunks = shape.down().chunks();
+  Workspace work;
+  work.places = plan_places(choices, shape.experts);
+  work.shared_places = (rows + 7) / 8 * 8;
+  work.local = carver.take<int32_t>(choices);
+  work.plan.row_weight = carver.take<float>(work.places + 256);
+  work.plan.blocks = carver.take<TokenBlock>(plan_blocks(choices, shape.experts, 8));
+  work.plan.block_count = carver.take<int32_t>(1);
+  work.x8 = carver.take<uint8_t>(work.places * chunks * kChunk);
+  work.x_scale = carver.take<float>(work.places * chunks);
+  work.inner = carver.take<Bf16>(work.places * shape.inner);
+  work.inner8 = carver.take<uint8_t>(work.places * inner_chunks * kChunk);
+  work.inner_scale = carver.take<float>(work.places * inner_chunks);
+  work.shared_inner = carver.take<Bf16>(rows * shape.inner);
+  work.shared_inner8 = carver.take<uint8_t>(work.shared_places * inner_chunks * kChunk);
+  work.shared_inner_scale = carver.take<float>(work.shared_places * inner_chunks);
+  work.shared_out = carver.take<Bf16>(rows * shape.hidden);
+  return work;
+}
+
+Workspace workspace_at(const ExpertShape& shape, int64_t rows_max, uint8_t* memory) {
+  Carver carver(memory);
+  return carve(shape, rows_max, carver);
+}
+
+ShareInput carve_input(const ExpertShape& shape, int64_t rows, Carver& carver) {
+  const int64_t chunks = shape.gate_up().chunks();
+  ShareInput input;
+  input.places = (rows + 7) / 8 * 8;
+  input.codes = carver.take<uint8_t>(input.places * chunks * kChunk);
+  input.scale = carver.take<float>(input.places * chunks);
+  input.experts = carver.take<int32_t>(rows * shape.top_k);
+  input.weights = carver.take<float>(rows * shape.top_k);
+  return input;
+}
+
+ShareParts carve_parts(const ExpertShape& shape, int64_t rows, Carver& carver) {
+  ShareParts parts;
+  parts.places = plan_places(rows * shape.top_k, shape.experts);
+  parts.place = carver.take<int32_t>(rows * shape.top_k);
+  parts.used = carver.take<int32_t>(1);
+  parts.rows = carver.take<Bf16>(parts.places * shape.hidden);
+  return parts;
+}
+
+uint8_t* writable(const std::byte* memory) {
+  return reinterpret_cast<uint8_t*>(const_cast<std::byte*>(memory));
+}
+
+__global__ void __launch_bounds__(kThreads)
+    copy_choices_kernel(const int32_t* __restrict__ experts, const float* __restrict__ weights,
+                        int64_t choices, ShareInput to) {
+  await_earlier();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i >= choices) return;
+  to.experts[i] = experts[i];
+  to.weights[i] = weights[i];
+}
+
+__global__ void __launch_bounds__(kThreads)
+    local_choices_kernel(const int32_t* __restrict__ experts, int64_t choices, int32_t first,
+                         int32_t* __restrict__ local) {
+  await_earlier();
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (i < choices) local[i] = experts[i] - first;
+}
+
+// Codes of every row to the places of its choices, 16 bytes a thread; blockIdx.y is the chunk.
+__global__ void __launch_bounds__(kThreads)
+    spread_kernel(ShareInput input, int64_t rows, int32_t top_k, ExpertPlan plan, int64_t places,
+                  uint8_t* __restrict__ x8, float* __restrict__ x_scale, int32_t* used) {
+  await_earlier();
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+  if (item == 0 && blockIdx.y == 0) {
+    const int32_t blocks = *plan.block_count;
+    *used = blocks == 0 ? 0 : plan.blocks[blocks - 1].row + plan.blocks[blocks - 1].rows;
+  }
+  const int64_t row = item / 8;
+  if (row >= rows) return;
+  const auto chunk = static_cast<int64_t>(blockIdx.y);
+  const auto piece = static_cast<int32_t>(item & 7) ^ static_cast<int32_t>(row & 7);
+  const int64_t from = chunk * input.places + row;
+  const uint4 codes =
+      *reinterpret_cast<const uint4*>(input.codes + from * kChunk + (item & 7) * 16);
+  const float scale = input.scale[from];
+  for (int32_t k = 0; k < top_k; ++k) {
+    const int32_t place = plan.place[row * top_k + k];
+    if (place < 0) continue;
+    const int64_t to = chunk * places + place;
+    *reinterpret_cast<uint4*>(x8 + to * kChunk + (piece ^ (place & 7)) * 16) = codes;
+    if (piece == 0) x_scale[to] = scale;
+  }
+}
+
+// Results behind the first `copied` places, straight to the other card.
+__global__ void __launch_bounds__(kThreads)
+    send_rest_kernel(const uint4* __restrict__ from, const int32_t* __restrict__ used,
+                     int64_t copied, int64_t pieces, uint4* __restrict__ to) {
+  await_earlier();
+  const int64_t end = static_cast<int64_t>(*used) * pieces;
+  const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
+  for (int64_t i = copied * pieces + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
+       i < end; i += step) {
+    to[i] = from[i];
+  }
+  __threadfence_system();
+}
+
+__global__ void count_sent_kernel(RankFlag* own) {
+  await_earlier();
+  ++own->sent;
+}
+
+__device__ __forceinline__ uint64_t nanoseconds() {
+  uint64_t now;
+  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
+  return now;
+}
+
+// Launched in full order. A rank that does not come is an error of this device: the program ends.
+__global__ void await_flag_kernel(RankFlag* own) {
+  const uint64_t wanted = own->awaited + 1;
+  own->awaited = wanted;
+  const uint64_t begin = nanoseconds();
+  uint64_t now = begin;
+  while (true) {
+    uint64_t raised;
+    asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
+                 : "=l"(raised)
+                 : "l"(&own->raised)
+                 : "memory");
+    now = nanoseconds();
+    if (raised >= wanted) break;
+    if (now - begin > kPatienceNs) __trap();
+  }
+  own->waited_ns += now - begin;
+}
+
+// y[row] of 8 columns a thread.
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_shares_kernel(const int32_t* __restrict__ experts, int32_t each, int32_t top_k,
+                          const __grid_constant__ RankParts parts, int64_t rows_at,
+                          const Bf16* __restrict__ shared, Rows<Bf16> y) {
+  await_earlier();
+  const auto row = static_cast<int64_t>(blockIdx.y);
+  const int64_t column = (static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x) * 8;
+  if (column >= y.cols) return;
+  float sum[8] = {0, 0, 0, 0, 0, 0, 0, 0};
+  const auto add = [&](uint4 raw) {
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      sum[2 * i] += __uint_as_float(words[i] << 16);
+      sum[2 * i + 1] += __uint_as_float(words[i] & 0xffff0000U);
+    }
+  };
+  constexpr int32_t kAtOnce = 6;
+  const uint4 of_shared = *reinterpret_cast<const uint4*>(shared + row * y.cols + column);
+  for (int32_t begin = 0; begin < top_k; begin += kAtOnce) {
+    uint4 raw[kAtOnce];
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      raw[i] = {0, 0, 0, 0};
+      if (begin + i >= top_k) continue;
+      const int64_t choice = row * top_k + begin + i;
+      const std::byte* owner = parts.of[experts[choice] / each];
+      const int64_t place = reinterpret_cast<const int32_t*>(owner)[choice];
+      raw[i] = *reinterpret_cast<const uint4*>(reinterpret_cast<const Bf16*>(owner + rows_at) +
+                                               place * y.cols + column);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      if (begin + i < top_k) add(raw[i]);
+    }
+  }
+  add(of_shared);
+  __nv_bfloat162 pairs[4];
+#pragma unroll
+  for (int32_t i = 0; i < 4; ++i) pairs[i] = __floats2bfloat162_rn(sum[2 * i], sum[2 * i + 1]);
+  *reinterpret_cast<uint4*>(y.data + row * y.stride + column) =
+      *reinterpret_cast<const uint4*>(pairs);
+}
+
+void send(Stream stream, const SendLane& lane, const void* from, int64_t bytes, void* to) {
+  cudaEventRecord(lane.behind, stream);
+  cudaStreamWaitEvent(lane.stream, lane.behind, 0);
+  cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, lane.stream);
+}
+
+}  // namespace
+
+Result<void> open_lane(SendLane& lane) {
+  if (lane.stream != nullptr) return {};
+  cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking);
+  cudaEventCreateWithFlags(&lane.behind, cudaEventDisableTiming);
+  cudaEventCreateWithFlags(&lane.sent, cudaEventDisableTiming);
+  return check_launch("making a stream for what is sent");
+}
+
+void close_lane(SendLane& lane) {
+  if (lane.stream == nullptr) return;
+  cudaStreamSynchronize(lane.stream);
+  cudaEventDestroy(lane.behind);
+  cudaEventDestroy(lane.sent);
+  cudaStreamDestroy(lane.stream);
+  lane = {};
+}
+
+ShareInput share_input(const ExpertShape& shape, const std::byte* memory, int64_t rows) {
+  Carver carver(writable(memory));
+  return carve_input(shape, rows, carver);
+}
+int64_t share_input_bytes(const ExpertShape& shape, int64_t rows) {
+  Carver carver(nullptr);
+  carve_input(shape, rows, carver);
+  return carver.used();
+}
+ShareParts share_parts(const ExpertShape& shape, const std::byte* memory, int64_t rows) {
+  Carver carver(writable(memory));
+  return carve_parts(shape, rows, carver);
+}
+int64_t share_parts_bytes(const ExpertShape& shape, int64_t rows) {
+  Carver carver(nullptr);
+  carve_parts(shape, rows, carver);
+  return carver.used();
+}
+int64_t share_workspace_bytes(const ExpertShape& shape, int64_t rows_max) {
+  Carver carver(nullptr);
+  carve(shape, rows_max, carver);
+  return carver.used();
+}
+
+void share_pack(Stream stream, const ExpertShape& shape, Rows<const Bf16> x, const int32_t* experts,
+                const float* weights, std::byte* input) {
+  const ShareInput to = share_input(shape, input, x.rows);
+  const int64_t choices = x.rows * shape.top_k;
+  quantise_rows(stream, x, to.places, to.codes, to.scale);
+  launch_kernel(copy_choices_kernel, {blocks_of(choices, kThreads), kThreads}, stream, experts,
+                weights, choices, to);
+}
+
+void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
+                  const std::byte* input, int64_t rows, int64_t rows_max, uint8_t* workspace) {
+  const Workspace work = workspace_at(shape, rows_max, workspace);
+  const ShareInput from = share_input(shape, input, rows);
+  const QuantisedRows inner8 = {work.shared_inner8, work.shared_inner_scale, from.places};
+  dense_product(stream, ResultForm::kSwiGlu,
+                shared_up_arguments(shape, tiles, {from.codes, from.scale, from.places}, rows,
+                                    work.shared_inner));
+  quantise_rows(stream, Rows<const Bf16>(work.shared_inner, rows, shape.inner), inner8.places,
+                inner8.x8, inner8.scale);
+  dense_product(stream, ResultForm::kBf16,
+                shared_down_arguments(shape, tiles, inner8, rows, work.shared_out));
+}
+
+void share_compute(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t first,
+                   int32_t ranks, const std::byte* input, int64_t rows, int64_t rows_max,
+                   uint8_t* workspace, std::byte* parts) {
+  Workspace work = workspace_at(shape, rows_max, workspace);
+  const ShareInput from = share_input(shape, input, rows);
+  const ShareParts to = share_parts(shape, parts, rows);
+  const int64_t choices = rows * shape.top_k;
+  // As many as an even share: the choice of a kernel changes no bit.
+  const int32_t tokens = expert_block_tokens(std::max<int64_t>(1, choices / ranks), shape.experts);
+  work.plan.place = to.place;
+  launch_kernel(local_choices_kernel, {blocks_of(choices, kThreads), kThreads}, stream,
+                from.experts, choices, first, work.local);
+  plan_experts(stream, work.local, from.weights, choices, shape.experts, tokens, work.plan);
+  const dim3 grid(blocks_of(rows * 8, kThreads), static_cast<uint32_t>(shape.gate_up().chunks()));
+  launch_kernel(spread_kernel, {grid, kThreads}, stream, from, rows, shape.top_k, work.plan,
+                to.places, work.x8, work.x_scale, to.used);
+
+  const QuantisedRows x8 = {work.x8, work.x_scale, to.places};
+  const QuantisedRows inner8 = {work.inner8, work.inner_scale, to.places};
+  expert_product(stream, ResultForm::kSwiGlu, tokens,
+                 expert_up_arguments(shape, tiles, work.plan, x8, work.inner));
+  quantise_places(stream, Rows<const Bf16>(work.inner, to.places, shape.inner), to.place, choices,
+                  inner8, {}, {});
+  expert_product(stream, ResultForm::kBf16, tokens,
+                 expert_down_arguments(shape, tiles, work.plan, inner8, to.rows));
+}
+
+void share_combine(Stream stream, const ExpertShape& shape, const int32_t* experts, RankParts parts,
+                   int64_t rows_max, uint8_t* workspace, Rows<Bf16> y) {
+  const Workspace work = workspace_at(shape, rows_max, workspace);
+  const ShareParts layout = share_parts(shape, parts.of[0], y.rows);
+  const int64_t rows_at = reinterpret_cast<const std::byte*>(layout.rows) -
+                          reinterpret_cast<const std::byte*>(layout.place);
+  const dim3 grid(blocks_of(y.cols, kCombineThreads * 8), static_cast<uint32_t>(y.rows));
+  launch_kernel(combine_shares_kernel, {grid, kCombineThreads}, stream, experts, shape.experts,
+                shape.top_k, parts, rows_at, work.shared_out, y);
+}
+
+void share_send_input(Stream stream, const SendLane* lane, const ExpertShape& shape,
+                      const std::byte* input, int64_t rows, std::byte* to) {
+  send(stream, *lane, input, share_input_bytes(shape, rows), to);
+}
+
+void share_send_parts(Stream stream, const SendLane* lane, const ExpertShape& shape, int32_t ranks,
+                      const std::byte* parts, int64_t rows, std::byte* to) {
+  const ShareParts from = share_parts(shape, parts, rows);
+  const ShareParts other = share_parts(shape, to, rows);
+  const int64_t choices = rows * shape.top_k;
+  const int64_t even = choices / ranks;
+  const int64_t copied = std::min(from.places, plan_places(even + even / 8, shape.experts));
+  if (copied < from.places) {
+    launch_kernel(send_rest_kernel, {kRestBlocks, kThreads}, stream,
+                  reinterpret_cast<const uint4*>(from.rows), from.used, copied, shape.hidden / 8,
+                  reinterpret_cast<uint4*>(other.rows));
+  }
+  const auto* end = reinterpret_cast<const std::byte*>(from.rows + copied * shape.hidden);
+  send(stream, *lane, parts, end - parts, to);
+}
+
+void share_raise(Stream stream, const SendLane* lane, RankFlag* own, RankFlag* other) {
+  launch_kernel(count_sent_kernel, {1, 1}, stream, own);
+  send(stream, *lane, &own->sent, sizeof(own->sent), &other->raised);
+}
+
+void share_await(Stream stream, const SendLane* lane, RankFlag* own) {
+  // What was sent joins in here: a graph ends with all of its branches, and the copies are over by
+  // now.
+  cudaEventRecord(lane->sent, lane->stream);
+  cudaStreamWaitEvent(stream, lane->sent, 0);
+  await_flag_kernel<<<1, 1, 0, stream>>>(own);
+}
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,78 @@
+// The launches behind expert_sharing.h: one rank's part of a layer of folded experts, and what goes
+// to other ranks' memory and is waited for.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/device.h"
+#include "kernels/cuda/expert_layer.h"
+#include "kernels/expert_sharing.h"
+#include "kernels/tensor.h"
+
+// Of the CUDA runtime: cudaEvent_t.
+struct CUevent_st;
+
+namespace galley::kernels::cuda {
+
+using Event = CUevent_st*;
+
+constexpr int32_t kShareRanksMax = 8;  // cards of one host
+
+// A second stream for what is sent, and the events that put it in order with the first.
+struct SendLane {
+  Stream stream = nullptr;
+  Event behind = nullptr;  // the operations so far
+  Event sent = nullptr;    // what was sent so far
+};
+Result<void> open_lane(SendLane& lane);
+void close_lane(SendLane& lane);
+
+// Rows on their way: Q8 tiles of all rows in order (quantise_rows), choices, weights.
+struct ShareInput {
+  uint8_t* codes = nullptr;  // [chunks][places][128], places: rows up to a multiple of 8
+  float* scale = nullptr;    // [chunks][places]
+  int32_t* experts = nullptr;
+  float* weights = nullptr;
+  int64_t places = 0;
+};
+ShareInput share_input(const ExpertShape& shape, const std::byte* memory, int64_t rows);
+int64_t share_input_bytes(const ExpertShape& shape, int64_t rows);
+
+// Results: where each choice's lies, then the results, experts ascending.
+struct ShareParts {
+  int32_t* place = nullptr;  // [rows, top_k], -1: another rank's
+  int32_t* used = nullptr;   // [1] places that may hold a result
+  Bf16* rows = nullptr;      // [places, hidden]
+  int64_t places = 0;
+};
+ShareParts share_parts(const ExpertShape& shape, const std::byte* memory, int64_t rows);
+int64_t share_parts_bytes(const ExpertShape& shape, int64_t rows);
+
+// Working memory for rows of any rank; what the shared expert computed stays in it.
+int64_t share_workspace_bytes(const ExpertShape& shape, int64_t rows_max);
+
+// `shape` is that of this rank's experts. `rows_max` sizes the workspace alone.
+void share_pack(Stream stream, const ExpertShape& shape, Rows<const Bf16> x, const int32_t* experts,
+                const float* weights, std::byte* input);
+void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
+                  const std::byte* input, int64_t rows, int64_t rows_max, uint8_t* workspace);
+void share_compute(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t first,
+                   int32_t ranks, const std::byte* input, int64_t rows, int64_t rows_max,
+                   uint8_t* workspace, std::byte* parts);
+
+struct RankParts {
+  const std::byte* of[kShareRanksMax] = {};
+};
+// y[r] = bf16(sum of the choices' results in their order, then the shared expert's).
+void share_combine(Stream stream, const ExpertShape& shape, const int32_t* experts, RankParts parts,
+                   int64_t rows_max, uint8_t* workspace, Rows<Bf16> y);
+
+// Behind all of `stream`, beside what comes after it.
+void share_send_input(Stream stream, const SendLane* lane, const ExpertShape& shape,
+                      const std::byte* input, int64_t rows, std::byte* to);
+void share_send_parts(Stream stream, const SendLane* lane, const ExpertShape& shape, int32_t ranks,
+                      const std::byte* parts, int64_t rows, std::byte* to);
+void share_raise(Stream stream, const SendLane* lane, RankFlag* own, RankFlag* other);
+void share_await(Stream stream, const SendLane* lane, RankFlag* own);
+
+}  // namespace galley::kernels::cuda
