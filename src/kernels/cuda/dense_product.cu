@@ -1,23 +1,4 @@
 // The forms of the fp8 product, and which of them a number of rows gets.
-//
-// Few rows: dense_few_rows.cuh. Many rows: the persistent kernel of grouped_product.cuh with fp8
-// weights, 128 slots by 192 tokens a block (128 tokens where sums have parts, which need a third
-// accumulator, and where blocks of 192 would leave multiprocessors idle).
-//
-// Blocks of threads take their tiles by panels of some 2,048 rows (product_item), since one block
-// of rows at a time reads all weights again for each: measured with tokens as A (below), panels
-// were 8 to 17 % faster for wq_b, 10 for wo_b, 3 for the shared expert's gate and up, 1 % slower
-// for down.
-//
-// What limits many rows (ncu, H200, 4,096 rows of 4,608 x 5,120): 54 % of the tensor cores' time at
-// 71 % of shared memory's, which wgmma's operands (512 cycles of a chunk's 768), copies (328) and
-// the tokens' scales (192: 24 loads a warp) share. Without promotion it is 1,379 TFLOP/s, without
-// the scales' loads 1,192, as it is 1,001. Tried: warpgroups that multiply in turns, by barriers
-// behind the issue or behind most of the products: 5 to 8 % slower; a stage that is handed back
-// before its sums are promoted: 4 % slower; clusters that share the tokens by multicast: nothing;
-// tokens as A and weights as B of wgmma, so that a thread needs two tokens' scales: the same bits,
-// 10 to 20 % slower, with scales by bulk copies or through registers, since weights then take three
-// copies a chunk.
 #include <algorithm>
 
 #include "base/check.h"

@@ -74,8 +74,6 @@ struct ProductForm {
   static constexpr bool kGrouped = kGroupedIn;  // the sum has args.groups parts
 
   static constexpr int kLead = kLeadIn;
-  // Of product_item. An expert's tokens are few, and the next block has other weights.
-  static constexpr int kPanel = kIsFp4 ? 1 : 2048 / kTokensIn;
   static constexpr int kThreads = kStrips * 128 + 128;  // the last warpgroup copies
   static constexpr int kConsumerRegisters = kStrips == 4 ? 112 : 232;
   static constexpr int kProducerRegisters = kStrips == 4 ? 32 : 40;
@@ -508,9 +506,8 @@ __device__ __forceinline__ void produce(const ProductArguments& args, bool copie
   constexpr int32_t kCopied = Form::kStrips * Form::kStripBytes;
   RingPlace place;
   for (int32_t item = blockIdx.x; item < tiles * blocks; item += gridDim.x) {
-    const ProductItem at = product_item(item, tiles, blocks, Form::kPanel);
-    const TokenBlock block = block_at(args, at.block, Form::kTokens);
-    const int32_t strip = at.tile * Form::kStrips;
+    const TokenBlock block = block_at(args, item / tiles, Form::kTokens);
+    const int32_t strip = item % tiles * Form::kStrips;
     const uint8_t* weights =
         args.weights + block.expert * args.expert_bytes +
         (static_cast<int64_t>(strip / 4) * args.chunks * 4 + strip % 4) * Form::kStripBytes;
@@ -604,9 +601,8 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
                                                                                        : -1};
     RingPlace place;
     for (int32_t item = blockIdx.x; item < tiles * blocks; item += gridDim.x) {
-      const ProductItem at = product_item(item, tiles, blocks, Form::kPanel);
-      const TokenBlock block = block_at(args, at.block, Form::kTokens);
-      const int32_t tile = at.tile;
+      const TokenBlock block = block_at(args, item / tiles, Form::kTokens);
+      const int32_t tile = item % tiles;
       const int32_t strip_slot = (tile * Form::kStrips + view.strip) * kStripSlots;
       float2 row_scale = {1.0F, 1.0F};
       if constexpr (Form::kFp4) {

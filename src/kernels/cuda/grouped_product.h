@@ -4,7 +4,6 @@
 #include <cstdint>
 
 #include "kernels/cuda/device.h"
-#include "kernels/cuda/weight_tiles.h"
 #include "kernels/ops.h"
 
 namespace galley::kernels::cuda {
@@ -22,22 +21,6 @@ struct TokenBlock {
   int32_t rows;
   int32_t spare;
 };
-
-// What a block of threads works on next: a tile of slots and a block of tokens. `panel` blocks go
-// through all tiles before the next ones begin, so that blocks of threads that work together share
-// few tiles and few blocks, and L2 keeps both. 1: a block of tokens after the other.
-struct ProductItem {
-  int32_t tile;
-  int32_t block;
-};
-GALLEY_HOST_DEVICE inline ProductItem product_item(int32_t item, int32_t tiles, int32_t blocks,
-                                                   int32_t panel) {
-  const int32_t first = item / (panel * tiles) * panel;
-  const int32_t left = blocks - first;
-  const int32_t height = left < panel ? left : panel;
-  const int32_t inside = item - first * tiles;
-  return {inside / height, first + inside % height};
-}
 
 struct ProductArguments {
   const uint8_t* weights;  // tiles of expert 0 (weight_tiles.h)

@@ -25,11 +25,11 @@ constexpr int kKeyVectors = 2;  // widths up to 512
 // Blocks of (threads of a row, rows of a block); `row_blocks` of them, then the keys', a warp each.
 __global__ void __launch_bounds__(kThreadsMax)
     norm_tiles_kernel(const __grid_constant__ NormTiles norm, int32_t row_blocks) {
+  await_earlier();
   const auto block = static_cast<int32_t>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
   if (block >= row_blocks) {
-    await_earlier();
     const WindowKeys& keys = norm.keys;
     const int flat = static_cast<int>(threadIdx.y) * threads + thread;
     const int64_t row =
@@ -45,12 +45,6 @@ __global__ void __launch_bounds__(kThreadsMax)
   const int64_t row = int64_t{block} * blockDim.y + threadIdx.y;
   const bool inside = row < norm.x.rows;
   const Bf16* x = row_of(norm.x, inside ? row : 0);
-  uint4 weight[kNormVectors];  // constant: while an earlier kernel makes the rows
-#pragma unroll
-  for (int i = 0; i < kNormVectors; ++i) {
-    weight[i] = load8<true>(norm.weight, thread + i * threads, norm.x.cols);
-  }
-  await_earlier();
   uint4 raw[kNormVectors];
 #pragma unroll
   for (int i = 0; i < kNormVectors; ++i) raw[i] = load8<true>(x, thread + i * threads, norm.x.cols);
@@ -72,7 +66,8 @@ __global__ void __launch_bounds__(kThreadsMax)
   for (int i = 0; i < kNormVectors; ++i) {
     const int64_t vector = thread + i * threads;
     if (vector / kWarp * kWarp >= vectors) break;  // for the whole warp
-    const TileCodes codes = tile_codes(normed(raw[i], inverse, weight[i]));
+    const TileCodes codes =
+        tile_codes(normed(raw[i], inverse, load8<true>(norm.weight, vector, norm.x.cols)));
     if (inside && vector < vectors) store_codes(norm.tiles, row, vector, codes);
   }
 }

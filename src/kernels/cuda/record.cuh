@@ -124,18 +124,13 @@ __device__ __forceinline__ void make_record(const RecordArguments& args, int64_t
     raw[i] = load8<kWhole>(row_of(x, row), lane + i * kWarp, x.cols);
   }
   if (args.norm_weight != nullptr) {
-    uint4 weight[kVectors];  // asked for together with the row
-#pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      weight[i] = load8<kWhole>(args.norm_weight, lane + i * kWarp, x.cols);
-    }
     float squares = 0.0F;
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) squares += square_sum(widen8(raw[i]));
     const float inverse = inverse_rms(warp_sum(squares), x.cols, args.eps);
 #pragma unroll
     for (int i = 0; i < kVectors; ++i) {
-      const Float8 w = widen8(weight[i]);
+      const Float8 w = widen8(load8<kWhole>(args.norm_weight, lane + i * kWarp, x.cols));
       Float8 value = widen8(raw[i]);
       for (int e = 0; e < 8; ++e) value.v[e] = value.v[e] * inverse * w.v[e];
       raw[i] = narrow8(value);
