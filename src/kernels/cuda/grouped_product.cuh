@@ -99,6 +99,27 @@ __device__ __forceinline__ int32_t block_total(const ProductArguments& args, int
   return args.blocks != nullptr ? __ldg(args.block_count) : (args.rows + tokens - 1) / tokens;
 }
 
+// Work of a block of threads: strips first.. of a tile of all strips. Whole tiles go round; what is
+// left for the last round and would keep few blocks busy is shared out by strips.
+struct TileShare {
+  int32_t item = 0;
+  int32_t first = 0;
+  int32_t count = 0;  // 0: nothing left
+};
+template <class Form>
+__device__ __forceinline__ TileShare share_at(int32_t round, int32_t items) {
+  const auto blocks = static_cast<int32_t>(gridDim.x);
+  const int32_t at = round * blocks + static_cast<int32_t>(blockIdx.x);
+  const int32_t whole = Form::kStrips == 4 ? items / blocks * blocks : items;
+  if (at < whole) return {at, 0, Form::kStrips};
+  const int32_t rest = items - whole;
+  const int32_t pieces = rest * 4 <= blocks ? 4 : rest * 2 <= blocks ? 2 : 1;
+  const int32_t piece = at - whole;
+  if (piece >= rest * pieces) return {};
+  const int32_t strips = Form::kStrips / pieces;
+  return {whole + piece / pieces, piece % pieces * strips, strips};
+}
+
 // A stage of the ring: where it begins, and its barriers' place among those of its kind.
 struct RingPlace {
   uint32_t bytes = 0;
@@ -498,16 +519,30 @@ __device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
   }
 }
 
+// A tile of which this warpgroup has no strip.
+template <class Form>
+__device__ __forceinline__ void pass_tile(const ProductArguments& args,
+                                          const ConsumerView<Form>& view, RingPlace& place) {
+  for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+    view.wait_full(place);
+    view.release(place);
+    place.template advance<Form>();
+  }
+}
+
 // The threads that copy: one issues the weights, another one the activations.
 template <class Form>
 __device__ __forceinline__ void produce(const ProductArguments& args, bool copies_weights,
                                         uint32_t ring, uint32_t full, uint32_t empty, int32_t tiles,
                                         int32_t blocks) {
-  constexpr int32_t kCopied = Form::kStrips * Form::kStripBytes;
   RingPlace place;
-  for (int32_t item = blockIdx.x; item < tiles * blocks; item += gridDim.x) {
-    const TokenBlock block = block_at(args, item / tiles, Form::kTokens);
-    const int32_t strip = item % tiles * Form::kStrips;
+  for (int32_t round = 0;; ++round) {
+    const TileShare share = share_at<Form>(round, tiles * blocks);
+    if (share.count == 0) break;
+    const TokenBlock block = block_at(args, share.item / tiles, Form::kTokens);
+    const int32_t strip = share.item % tiles * Form::kStrips + share.first;
+    const uint32_t copied = share.count * Form::kStripBytes;
+    const uint32_t codes_at = Form::kCodesAt + share.first * Form::kStripBytes;
     const uint8_t* weights =
         args.weights + block.expert * args.expert_bytes +
         (static_cast<int64_t>(strip / 4) * args.chunks * 4 + strip % 4) * Form::kStripBytes;
@@ -524,8 +559,8 @@ __device__ __forceinline__ void produce(const ProductArguments& args, bool copie
         barrier_wait(empty + place.barrier, place.parity ^ 1);
       }
       if (copies_weights) {
-        barrier_expect(barrier, kCopied);
-        bulk_load(stage + Form::kCodesAt, weights, kCopied, barrier);
+        barrier_expect(barrier, copied);
+        bulk_load(stage + codes_at, weights, copied, barrier);
         weights += 4 * Form::kStripBytes;
       } else {
         barrier_expect(barrier, rows * (kChunk + 4));
@@ -600,9 +635,15 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
         Form::kLead > 0 && warp / 4 + 1 < Form::kStrips && args.chunks > Form::kStages ? Form::kLead
                                                                                        : -1};
     RingPlace place;
-    for (int32_t item = blockIdx.x; item < tiles * blocks; item += gridDim.x) {
-      const TokenBlock block = block_at(args, item / tiles, Form::kTokens);
-      const int32_t tile = item % tiles;
+    for (int32_t round = 0;; ++round) {
+      const TileShare share = share_at<Form>(round, tiles * blocks);
+      if (share.count == 0) break;
+      if (view.strip < share.first || view.strip >= share.first + share.count) {
+        pass_tile(args, view, place);
+        continue;
+      }
+      const TokenBlock block = block_at(args, share.item / tiles, Form::kTokens);
+      const int32_t tile = share.item % tiles;
       const int32_t strip_slot = (tile * Form::kStrips + view.strip) * kStripSlots;
       float2 row_scale = {1.0F, 1.0F};
       if constexpr (Form::kFp4) {
