@@ -73,16 +73,16 @@ bool takes_wide(const RowProduct& p) {
   if (reinterpret_cast<uintptr_t>(w.data) % 16 != 0) return false;
   if (p.groups > 1 && w.out / p.groups % kClusterOutputs != 0) return false;
   if (w.format == WeightFormat::kBf16) return w.in % kWideK == 0;
-  return w.format == WeightFormat::kFp8Tile32 && w.in % (2 * kWideK) == 0 && w.in <= kWideInMax;
+  return w.format == WeightFormat::kFp8Tile32 && w.in % (4 * kWideK) == 0 && w.in <= kWideInMax;
 }
 
 void launch_wide_product(const RowProduct& p, Stream stream) {
   const int64_t rows = p.x.rows;
   if (p.weight.format == WeightFormat::kFp8Tile32) {
-    if (rows <= 8) return launch_form<WideForm<true, 1, 8, 1>>(p, stream);
-    if (rows <= 32) return launch_form<WideForm<true, 1, 32, 2>>(p, stream);
-    if (rows <= 64) return launch_form<WideForm<true, 1, 64, 2>>(p, stream);
-    if (rows <= 128) return launch_form<WideForm<true, 1, 128, 2>>(p, stream);
+    if (rows <= 8) return launch_form<WideForm<true, 1, 8, 1, 2>>(p, stream);
+    if (rows <= 32) return launch_form<WideForm<true, 1, 32, 2, 2>>(p, stream);
+    if (rows <= 64) return launch_form<WideForm<true, 1, 64, 2, 2>>(p, stream);
+    if (rows <= 128) return launch_form<WideForm<true, 1, 128, 2, 2>>(p, stream);
     return launch_many<true>(p, stream);
   }
   if (rows <= 8) return launch_form<WideForm<false, 2, 8, 1>>(p, stream);

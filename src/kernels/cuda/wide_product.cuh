@@ -73,22 +73,27 @@ struct WideArguments {
   bool pairs;  // two neighbouring outputs of a row can be stored at once
 };
 
-// kStrips warpgroups of 64 outputs, a warp that copies, kTokens tokens, clusters of kCluster blocks
-// with neighbouring outputs and the same tokens.
-template <bool kIsFp8, int kStripsIn, int kTokensIn, int kClusterIn>
+// kStrips warpgroups of 64 outputs, two warps that copy, kTokens tokens, clusters of kCluster
+// blocks with neighbouring outputs and the same tokens.
+template <bool kIsFp8, int kStripsIn, int kTokensIn, int kClusterIn, int kBatchIn = 1,
+          bool kHalfIn = false>
 struct WideForm {
   static constexpr bool kFp8 = kIsFp8;
   static constexpr int kStrips = kStripsIn;
   static constexpr int kTokens = kTokensIn;
   static constexpr int kCluster = kClusterIn;
   // Registers are dealt in warpgroups: large sums take the copying one's too.
-  static constexpr bool kLarge = kStrips == 2 && kTokens >= 192;
-  static constexpr int kThreads = kStrips * 128 + (kLarge ? 128 : 32);
-  static constexpr int kOutputs = kStrips * kWideStrip;
+  static constexpr bool kLarge = kStrips == 2 && kTokens >= (kFp8 ? 128 : 192);
+  static constexpr int kThreads = kStrips * 128 + (kLarge ? 128 : 64);
+  static constexpr bool kHalf = kHalfIn;  // strips of 32: of wgmma's 64 rows every second 8 are 0
+  static constexpr int kStripOutputs = kHalf ? kWideStrip / 2 : kWideStrip;
+  static constexpr int kOutputs = kStrips * kStripOutputs;
   static constexpr int kBoxTokens = kTokens / kCluster;
   static constexpr int kWeightsAt = kTokens * kWideK * 2;
-  static constexpr int kStripBytes = kWideStrip * kWideK * (kFp8 ? 1 : 2);
-  static constexpr int kStageBytes = kWeightsAt + kStrips * kStripBytes;
+  static constexpr int kStripBytes = kStripOutputs * kWideK * (kFp8 ? 1 : 2);
+  static constexpr int kPartBytes = kWeightsAt + kStrips * kStripBytes;  // 64 of K
+  static constexpr int kBatch = kBatchIn;                                // of them a stage
+  static constexpr int kStageBytes = kBatch * kPartBytes;
   // Two factors of bf16 and two more, for each chunk and warp.
   static constexpr int kFactorBytes = kFp8 ? kStrips * 4 * (kWideInMax / kWideK) * 8 : 0;
   static constexpr int kRoom = 227 * 1024 - 2048 - kFactorBytes;
@@ -147,22 +152,6 @@ struct WidePlace {
   }
 };
 
-// This block's part of a chunk's tokens, for the whole cluster. The stage begins with the tokens.
-template <class Form>
-__device__ __forceinline__ void load_tokens(const WideArguments& args, const WideItem& item,
-                                            int32_t chunk, uint32_t ring, uint32_t full,
-                                            const WidePlace<Form>& place) {
-  const int32_t first = wide_rank<Form>() * Form::kBoxTokens;
-  const int32_t column = (item.group * args.chunks + chunk) * kWideK;
-  const uint32_t to = ring + place.bytes + first * kWideK * 2;
-  if constexpr (Form::kCluster > 1) {
-    constexpr uint16_t kAll = (1 << Form::kCluster) - 1;
-    box_load_multicast(to, args.x, column, item.token + first, full + place.barrier, kAll);
-  } else {
-    box_load(to, args.x, column, item.token, full + place.barrier);
-  }
-}
-
 __device__ __forceinline__ uint32_t load_shared_half(uint32_t at) {
   uint16_t value;
   asm volatile("ld.shared.u16 %0, [%1];" : "=h"(value) : "r"(at) : "memory");
@@ -183,7 +172,7 @@ __device__ __forceinline__ bool warpgroup_any(bool mine, int32_t barrier) {
   return any != 0;
 }
 
-// Registers of four wgmmas: [16 of K][register].
+// Registers of four wgmmas, 64 of K: [16 of K][register].
 using WideOperand = uint32_t[4][4];
 
 // Two codes (bytes of `codes` named by the selector) as bf16 times 2^-120, exactly: exponent and
@@ -197,33 +186,33 @@ __device__ __forceinline__ uint32_t spread_codes(uint32_t codes, uint32_t& most)
 }
 
 // One thread's view of a warpgroup's strip of fp8 weights.
+template <bool kHalf>
 struct Fp8Strip {
-  uint32_t upper[4];  // place of its first code in a stage, by 16 of K
+  static constexpr int kRows = kHalf ? 1 : 2;  // of a thread
+  uint32_t upper[4];  // place of the first row's first code in a stage, by 16 of K
   int32_t lower;      // from there to the row beside it
   uint32_t factors;   // shared address, 8 bytes a chunk
-  uint32_t upper_max = 0;
-  uint32_t lower_max = 0;
+  uint32_t most[kRows] = {};
 
-  // Rows g and g + 8 of wgmma are outputs 2 g' and 2 g' + 1, so that a thread has two neighbouring
+  // Rows g and g + 8 of wgmma are outputs 2 g and 2 g + 1, so that a thread has two neighbouring
   // outputs of a token: the even one first in lanes below 16, last in the others. So the eight
   // rows that a load reads lie in different banks: rows of 64 bytes, pieces of 16 bytes exchanged
-  // by row / 2 mod 4.
+  // by row / 2 mod 4. In half strips row g is output g.
   __device__ __forceinline__ Fp8Strip(uint32_t codes_at, uint32_t factors_in)
       : factors(factors_in) {
     const int32_t warp = (threadIdx.x >> 5) & 3;
     const int32_t lane = threadIdx.x & 31;
     const int32_t g = lane >> 2;
-    const int32_t row = 2 * g + (g >> 2);
+    const int32_t row = warp * 8 * kRows + (kHalf ? g : 2 * g + (g >> 2));
 #pragma unroll
     for (int32_t j = 0; j < 4; ++j) {
-      upper[j] =
-          codes_at + warp * 16 * kWideK + row * kWideK + ((j ^ (g & 3)) << 4) + 2 * (lane & 3);
+      upper[j] = codes_at + row * kWideK + ((j ^ ((row >> 1) & 3)) << 4) + 2 * (lane & 3);
     }
     lower = g < 4 ? kWideK : -kWideK;
   }
 
   template <bool kTwice>
-  __device__ __forceinline__ void decode(uint32_t stage, int32_t chunk, WideOperand& a) {
+  __device__ __forceinline__ void widen(uint32_t part, int32_t chunk, WideOperand& a) {
     uint2 both;
     asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];"
                  : "=r"(both.x), "=r"(both.y)
@@ -233,13 +222,21 @@ struct Fp8Strip {
     const uint32_t more[2] = {__byte_perm(both.y, 0, 0x1010), __byte_perm(both.y, 0, 0x3232)};
 #pragma unroll
     for (int32_t j = 0; j < 4; ++j) {
-      const uint32_t at = stage + upper[j];
-      const uint32_t codes[4] = {load_shared_half(at), load_shared_half(at + lower),
-                                 load_shared_half(at + 8), load_shared_half(at + lower + 8)};
+      uint32_t pair[2][kRows];  // by 8 of K
+#pragma unroll
+      for (int32_t r = 0; r < kRows; ++r) {
+        const uint32_t at = part + upper[j] + r * lower;
+        pair[0][r] = load_shared_half(at);
+        pair[1][r] = load_shared_half(at + 8);
+      }
 #pragma unroll
       for (int32_t r = 0; r < 4; ++r) {
-        a[j][r] = multiply_bf16x2(spread_codes(codes[r], r % 2 == 0 ? upper_max : lower_max),
-                                  factor[j / 2]);
+        if (r % 2 >= kRows) {
+          a[j][r] = 0;
+          continue;
+        }
+        a[j][r] =
+            multiply_bf16x2(spread_codes(pair[r / 2][r % kRows], most[r % kRows]), factor[j / 2]);
         if constexpr (kTwice) a[j][r] = multiply_bf16x2(a[j][r], more[j / 2]);
       }
     }
@@ -281,10 +278,10 @@ __device__ __forceinline__ void make_nans(bool upper, bool lower, float (&sum)[k
     if (i / 2 % 2 == 0 ? upper : lower) sum[i] = __uint_as_float(0x7FC00000U);
   }
 }
-template <int kSums>
-__device__ __forceinline__ void spread_nan(const Fp8Strip& codes, float (&sum)[kSums]) {
+template <bool kHalf, int kSums>
+__device__ __forceinline__ void spread_nan(const Fp8Strip<kHalf>& codes, float (&sum)[kSums]) {
   constexpr uint32_t kNan = 0x7F;
-  uint32_t most[2] = {codes.upper_max, codes.lower_max};
+  uint32_t most[2] = {codes.most[0], codes.most[kHalf ? 0 : 1]};
 #pragma unroll
   for (uint32_t& one : most) {
     one = max(one & 0xFFFFU, one >> 16);
@@ -313,51 +310,54 @@ struct WideConsumer {
       if (lane == 0) barrier_arrive(empty + barrier);
     }
   }
-  template <class A>
-  __device__ __forceinline__ void multiply(const WidePlace<Form>& place, const A& a, bool first,
-                                           float (&sum)[Form::kTokens / 2]) const {
-    const uint64_t b = swizzled_descriptor(warp_uniform(ring + place.bytes));
-    wgmma_fence();
-#pragma unroll
-    for (int32_t j = 0; j < 4; ++j) {
-      if constexpr (Form::kFp8) {
-        WgmmaBf16<Form::kTokens>::run(sum, a[j], advance_descriptor(b, 32 * j), !first || j > 0);
-      } else {
-        WgmmaBf16<Form::kTokens>::run(sum, advance_descriptor(b, a + 32 * j),
-                                      advance_descriptor(b, 32 * j), !first || j > 0);
-      }
-    }
-    wgmma_commit();
+  __device__ __forceinline__ uint64_t tokens(const WidePlace<Form>& place) const {
+    return swizzled_descriptor(warp_uniform(ring + place.bytes));
   }
 
-  // fp8: the next chunk's codes become bf16 while this one is multiplied. An even number of chunks.
+  // fp8: the next stage's codes become bf16 while this one is multiplied. An even number of stages.
   template <bool kTwice>
-  __device__ __forceinline__ void sum_fp8(const WideArguments& args, Fp8Strip& codes,
+  __device__ __forceinline__ void sum_fp8(const WideArguments& args, Fp8Strip<Form::kHalf>& strip,
                                           WidePlace<Form>& place,
                                           float (&sum)[Form::kTokens / 2]) const {
-    WideOperand even;
-    WideOperand odd;
+    constexpr int kBatch = Form::kBatch;
+    WideOperand even[kBatch];
+    WideOperand odd[kBatch];
+    const auto widen = [&](int32_t chunk, WideOperand(&a)[kBatch]) {
+      if (chunk >= args.chunks) return;
+      wait(place);
+#pragma unroll
+      for (int32_t part = 0; part < kBatch; ++part) {
+        strip.template widen<kTwice>(ring + place.bytes + part * Form::kPartBytes, chunk + part,
+                                     a[part]);
+      }
+    };
+    const auto multiply = [&](const WideOperand(&a)[kBatch], bool first) {
+      const uint64_t b = tokens(place);
+      wgmma_fence();
+#pragma unroll
+      for (int32_t j = 0; j < 4 * kBatch; ++j) {
+        WgmmaBf16<Form::kTokens>::run(sum, a[j / 4][j % 4],
+                                      advance_descriptor(b, j / 4 * Form::kPartBytes + j % 4 * 32),
+                                      !first || j > 0);
+      }
+      wgmma_commit();
+    };
     uint32_t before = 0;
-    wait(place);
-    codes.decode<kTwice>(ring + place.bytes, 0, even);
+    widen(0, even);
 #pragma unroll 1
-    for (int32_t chunk = 0; chunk < args.chunks; chunk += 2) {
-      multiply(place, even, chunk == 0, sum);
+    for (int32_t chunk = 0; chunk < args.chunks; chunk += 2 * kBatch) {
+      multiply(even, chunk == 0);
       wgmma_wait<1>();
       if (chunk > 0) release(before);
       before = place.barrier;
       place.advance();
-      wait(place);
-      codes.decode<kTwice>(ring + place.bytes, chunk + 1, odd);
-      multiply(place, odd, false, sum);
+      widen(chunk + kBatch, odd);
+      multiply(odd, false);
       wgmma_wait<1>();
       release(before);
       before = place.barrier;
       place.advance();
-      if (chunk + 2 < args.chunks) {
-        wait(place);
-        codes.decode<kTwice>(ring + place.bytes, chunk + 2, even);
-      }
+      widen(chunk + 2 * kBatch, even);
     }
     wgmma_wait<0>();
     hold_registers(sum);
@@ -371,7 +371,14 @@ struct WideConsumer {
 #pragma unroll 1
     for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
       wait(place);
-      multiply(place, a, chunk == 0, sum);
+      const uint64_t b = tokens(place);
+      wgmma_fence();
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) {
+        WgmmaBf16<Form::kTokens>::run(sum, advance_descriptor(b, a + 32 * j),
+                                      advance_descriptor(b, 32 * j), chunk > 0 || j > 0);
+      }
+      wgmma_commit();
       wgmma_wait<1>();
       if (chunk > 0) release(before);
       before = place.barrier;
@@ -388,6 +395,7 @@ enum class WidePairs : uint8_t {
   kApart,       // g and g + 8
   kNeighbours,  // 2 g and 2 g + 1
   kSwapped,     // the same, the other way round from lane 16 on
+  kOne,         // g of 8, and none
 };
 
 // The strip's sums as rows of y. Each thread has two outputs of the tokens 8 j + 2 q and one more.
@@ -397,10 +405,11 @@ __device__ __forceinline__ void store_wide(const WideArguments& args, int32_t st
   const int32_t warp = (threadIdx.x >> 5) & 3;
   const int32_t lane = threadIdx.x & 31;
   const int32_t g = lane >> 2;
-  constexpr bool kNeighbours = kPairs != WidePairs::kApart;
+  constexpr bool kNeighbours = kPairs == WidePairs::kNeighbours || kPairs == WidePairs::kSwapped;
   const bool swapped = kPairs == WidePairs::kSwapped && g >= 4;
-  const int32_t low = strip_output + warp * 16 + (kNeighbours ? 2 * g : g);
-  const int32_t high = low + (kNeighbours ? 1 : 8);
+  constexpr bool kOne = kPairs == WidePairs::kOne;
+  const int32_t low = strip_output + warp * (kOne ? 8 : 16) + (kNeighbours ? 2 * g : g);
+  const int32_t high = kOne ? args.out : low + (kNeighbours ? 1 : 8);
   if (low >= args.out) return;
   const int32_t left = args.rows - token - 2 * (lane & 3);
   const int64_t row = (token + 2 * (lane & 3)) * args.y_stride;
@@ -445,48 +454,51 @@ __device__ __forceinline__ void wide_fp8(const WideArguments& args, const WideCo
                                          uint32_t factors, int32_t output, int32_t token,
                                          WidePlace<Form>& place) {
   float sum[Form::kTokens / 2];
-  Fp8Strip codes(Form::kWeightsAt + view.strip * Form::kStripBytes, factors);
+  Fp8Strip<Form::kHalf> codes(Form::kWeightsAt + view.strip * Form::kStripBytes, factors);
   view.template sum_fp8<kTwice>(args, codes, place, sum);
   spread_nan(codes, sum);
-  store_wide<WidePairs::kSwapped, Form::kTokens>(args, output, token, sum);
+  constexpr WidePairs kPairs = Form::kHalf ? WidePairs::kOne : WidePairs::kSwapped;
+  store_wide<kPairs, Form::kTokens>(args, output, token, sum);
 }
 
+// The threads that copy. One brings weights, which are constant: the ring fills with them while an
+// earlier kernel makes x. The other one brings this block's part of the tokens to the whole
+// cluster, behind that kernel.
 template <class Form>
-__device__ __forceinline__ void produce_wide(const WideArguments& args, uint32_t ring,
-                                             uint32_t full, uint32_t empty, int32_t items) {
-  const auto load_weights = [&](const WidePlace<Form>& place, int32_t output, int32_t chunk) {
-    barrier_expect(full + place.barrier, Form::kStageBytes);
-    box_load(ring + place.bytes + Form::kWeightsAt, args.weights, chunk * kWideK, output,
-             full + place.barrier);
-  };
-  prefetch_map(args.weights);
-  prefetch_map(args.x);
-  int32_t index = blockIdx.x / Form::kCluster;
-  // Weights are constant: the ring is filled with them while an earlier kernel makes x.
-  const int32_t early = min(args.chunks, Form::kStages);
-  {
-    const int32_t output = wide_output<Form>(args, wide_item<Form>(args, index));
-    WidePlace<Form> place;
-    for (int32_t chunk = 0; chunk < early; ++chunk) {
-      load_weights(place, output, chunk);
-      place.advance();
-    }
-  }
-  await_earlier();
-  bool first = true;
+__device__ __forceinline__ void produce_wide(const WideArguments& args, bool copies_weights,
+                                             uint32_t ring, uint32_t full, uint32_t empty,
+                                             int32_t items) {
+  constexpr uint32_t kTokenBytes = Form::kWeightsAt;
+  constexpr uint32_t kWeightBytes = Form::kPartBytes - Form::kWeightsAt;
+  prefetch_map(copies_weights ? args.weights : args.x);
+  if (!copies_weights) await_earlier();
+  const int32_t first = wide_rank<Form>() * Form::kBoxTokens;
   WidePlace<Form> place;
-  for (; index < items; index += gridDim.x / Form::kCluster) {
+  for (int32_t index = blockIdx.x / Form::kCluster; index < items;
+       index += gridDim.x / Form::kCluster) {
     const WideItem item = wide_item<Form>(args, index);
     const int32_t output = wide_output<Form>(args, item);
-    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
-      if (!first || chunk >= early) {
-        barrier_wait(empty + place.barrier, place.parity ^ 1);
-        load_weights(place, output, chunk);
+    const int32_t column = item.group * args.chunks * kWideK;
+    for (int32_t chunk = 0; chunk < args.chunks; chunk += Form::kBatch) {
+      barrier_wait(empty + place.barrier, place.parity ^ 1);
+      const uint32_t barrier = full + place.barrier;
+      barrier_expect(barrier, Form::kBatch * (copies_weights ? kWeightBytes : kTokenBytes));
+#pragma unroll
+      for (int32_t part = 0; part < Form::kBatch; ++part) {
+        const uint32_t to = ring + place.bytes + part * Form::kPartBytes;
+        const int32_t k = (chunk + part) * kWideK;
+        if (copies_weights) {
+          box_load(to + Form::kWeightsAt, args.weights, k, output, barrier);
+        } else if constexpr (Form::kCluster > 1) {
+          constexpr uint16_t kAll = (1 << Form::kCluster) - 1;
+          box_load_multicast(to + first * kWideK * 2, args.x, column + k, item.token + first,
+                             barrier, kAll);
+        } else {
+          box_load(to, args.x, column + k, item.token, barrier);
+        }
       }
-      load_tokens<Form>(args, item, chunk, ring, full, place);
       place.advance();
     }
-    first = false;
   }
 }
 
@@ -502,7 +514,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
 
   if (threadIdx.x == 0) {
     for (int32_t stage = 0; stage < Form::kStages; ++stage) {
-      barrier_init(full + stage * 8, 1);
+      barrier_init(full + stage * 8, 2);  // weights and tokens
       barrier_init(empty + stage * 8, Form::kStrips * 4 * Form::kCluster);
     }
     barrier_init_fence();
@@ -513,8 +525,9 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   const int32_t items = args.groups * args.group_tiles * args.token_blocks;
   if (warp >= Form::kStrips * 4) {
     if constexpr (Form::kLarge) registers_give<40>();
-    if (warp == Form::kStrips * 4 && (threadIdx.x & 31) == 0)
-      produce_wide<Form>(args, ring, full, empty, items);
+    if (warp < Form::kStrips * 4 + 2 && (threadIdx.x & 31) == 0) {
+      produce_wide<Form>(args, warp == Form::kStrips * 4, ring, full, empty, items);
+    }
     __syncwarp();
     await_earlier();
   } else {
@@ -525,10 +538,10 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
     for (int32_t index = blockIdx.x / Form::kCluster; index < items;
          index += gridDim.x / Form::kCluster) {
       const WideItem item = wide_item<Form>(args, index);
-      const int32_t output = wide_output<Form>(args, item) + view.strip * kWideStrip;
+      const int32_t output = wide_output<Form>(args, item) + view.strip * Form::kStripOutputs;
       if constexpr (Form::kFp8) {
         const uint32_t mine = factors + warp * (kWideInMax / kWideK) * 8;
-        const bool large = make_factors(args, output + warp % 4 * 16, mine);
+        const bool large = make_factors(args, output + warp % 4 * (Form::kHalf ? 8 : 16), mine);
         // Apart down to the stores: products in flight do not bear two ways to one sum (C7515).
         if (warpgroup_any(large, 1 + view.strip)) {
           wide_fp8<Form, true>(args, view, mine, output, item.token, place);
