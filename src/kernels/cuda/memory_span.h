@@ -1,6 +1,7 @@
 // Which memory launches touch, so that two that touch different memory can become one.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <span>
 
@@ -24,6 +25,12 @@ struct MemorySpan {
   static MemorySpan of(const Rows<T>& rows) {
     if (rows.data == nullptr || rows.rows == 0) return {};
     return of(rows.data, ((rows.rows - 1) * rows.stride + rows.cols) * int64_t{sizeof(T)});
+  }
+  // The smallest that has both.
+  MemorySpan with(MemorySpan other) const {
+    if (begin == end) return other;
+    if (other.begin == other.end) return *this;
+    return {std::min(begin, other.begin), std::max(end, other.end)};
   }
   bool meets(MemorySpan other) const {
     return begin < end && other.begin < other.end && begin < other.end && other.begin < end;
@@ -55,8 +62,17 @@ inline bool touches(const DenseSet& set, MemorySpan read, MemorySpan written) {
 inline bool touches(const ProductSet& set, const WindowKeys& keys) {
   return touches(set, MemorySpan::of(keys.x), MemorySpan::of(keys.records));
 }
+// Of hundreds of copies, which are looked at one by one only where what lies around all of them
+// meets the set.
 template <class Set>
 bool touches(const Set& set, std::span<const RowCopy> copies) {
+  MemorySpan read;
+  MemorySpan written;
+  for (const RowCopy& one : copies) {
+    read = read.with(MemorySpan::of(one.from, one.bytes));
+    written = written.with(MemorySpan::of(one.to, one.bytes));
+  }
+  if (!touches(set, read, written)) return false;
   for (const RowCopy& one : copies) {
     if (touches(set, MemorySpan::of(one.from, one.bytes), MemorySpan::of(one.to, one.bytes))) {
       return true;
