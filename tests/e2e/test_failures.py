@@ -85,10 +85,10 @@ class Failures(GalleyTest):
         self.assertIn("became shorter or unreadable while in use", server.lines[-1])
 
     def test_a_stuck_engine(self):
-        # One step of 12,000 rows on one thread: no step ends for seconds.
-        server = Server(self, "--rows", "16384", "--threads", "1", "--stuck-after", "1", context=4096)
+        # One step of 24,000 rows on one thread: no step ends for seconds, on a fast machine either.
+        server = Server(self, "--rows", "24576", "--threads", "1", "--stuck-after", "1", context=4096)
         self.assertEqual(server.ask("/health")[0], 200)
-        prompts = [[5 + i * k % 900 for i in range(4000)] for k in (1, 3, 7)]
+        prompts = [[5 + i * k % 900 for i in range(4000)] for k in range(1, 13, 2)]
         answer = []
         thread = threading.Thread(
             target=lambda: answer.append(server.generate(prompt=prompts, max_tokens=1)[0]))
