@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/exponential.cuh"
 #include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/mma_bf16.cuh"
 #include "kernels/cuda/row.cuh"
 
 namespace galley::kernels::cuda {
@@ -29,15 +30,6 @@ struct ProjectArguments {
   float* partials;  // [rows, slices, kPartials]
   int64_t slices;
 };
-
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // The weights of a group of channels in shared memory: of each stream three parts (upper, middle,
 // lowest) of three tiles, 16 bytes a lane. The k index of mma is free as long as both operands
@@ -100,9 +92,9 @@ __device__ __forceinline__ void multiply_part(const uint32_t (&first)[4],
 #pragma unroll
   for (int t = 0; t < kTiles; ++t) w[t] = weights[t * kWarp];
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) multiply(sums[t], first, w[t].x, w[t].y);
+  for (int t = 0; t < kTiles; ++t) multiply_add(sums[t], first, w[t].x, w[t].y);
 #pragma unroll
-  for (int t = 0; t < kTiles; ++t) multiply(sums[t], second, w[t].z, w[t].w);
+  for (int t = 0; t < kTiles; ++t) multiply_add(sums[t], second, w[t].z, w[t].w);
 }
 
 // A chain of the upper parts, and one of the middle and the lowest, stream after stream.

@@ -11,6 +11,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/mma_bf16.cuh"
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/tensor.h"
@@ -19,15 +20,6 @@ namespace galley::kernels::cuda {
 
 constexpr int kTileOutputs = 16;
 constexpr int kTileK = 64;
-
-__device__ __forceinline__ void multiply_add(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                             uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};\n"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
 
 // Weights [k, k + 16) of one output as stored: what is loaded, apart from what is computed of it,
 // so that several loads are under way at once. in % 16 == 0.

@@ -18,6 +18,7 @@
 #include <algorithm>
 
 #include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/mma_bf16.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/row.cuh"
@@ -55,15 +56,6 @@ __device__ __forceinline__ void load_fragments(uint32_t (&r)[4], uint32_t addres
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
                : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
                : "r"(address));
-}
-
-__device__ __forceinline__ void multiply(float (&c)[4], const uint32_t (&a)[4], uint32_t b0,
-                                         uint32_t b1) {
-  asm volatile(
-      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-      "{%0,%1,%2,%3};"
-      : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 }
 
 struct GateArguments {
@@ -131,8 +123,8 @@ __device__ __forceinline__ void multiply_stage(const uint8_t* stage,
                             (k + lane / 8 % 2 * 8) * 2);
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r) {
-        multiply(sums[r][c], a[r], b[0], b[1]);
-        multiply(sums[r][c + 1], a[r], b[2], b[3]);
+        multiply_add(sums[r][c], a[r], b[0], b[1]);
+        multiply_add(sums[r][c + 1], a[r], b[2], b[3]);
       }
     }
   }
