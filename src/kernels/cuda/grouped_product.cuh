@@ -53,6 +53,7 @@
 
 #include "kernels/cuda/grouped_product.h"
 #include "kernels/cuda/ordered_launch.cuh"
+#include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/weight_tiles.h"
 #include "kernels/cuda/wgmma_e4m3.cuh"
@@ -119,24 +120,6 @@ __device__ __forceinline__ TileShare share_at(int32_t round, int32_t items) {
   const int32_t strips = Form::kStrips / pieces;
   return {whole + piece / pieces, piece % pieces * strips, strips};
 }
-
-// A stage of the ring: where it begins, and its barriers' place among those of its kind.
-struct RingPlace {
-  uint32_t bytes = 0;
-  uint32_t barrier = 0;
-  uint32_t parity = 0;
-
-  template <class Form>
-  __device__ __forceinline__ void advance() {
-    bytes += Form::kStageBytes;
-    barrier += 8;
-    if (barrier == Form::kStages * 8) {
-      bytes = 0;
-      barrier = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 // Registers of four wgmmas: [K of 32][register].
 using OperandA = uint32_t[4][4];

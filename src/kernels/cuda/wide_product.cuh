@@ -42,6 +42,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/ordered_launch.cuh"
+#include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
 #include "kernels/cuda/tensor_map.cuh"
@@ -134,23 +135,6 @@ __device__ __forceinline__ int32_t wide_output(const WideArguments& args, const 
   return ((item.group * args.group_tiles + item.tile) * Form::kCluster + wide_rank<Form>()) *
          Form::kOutputs;
 }
-
-template <class Form>
-struct WidePlace {
-  uint32_t bytes = 0;
-  uint32_t barrier = 0;
-  uint32_t parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    bytes += Form::kStageBytes;
-    barrier += 8;
-    if (barrier == Form::kStages * 8) {
-      bytes = 0;
-      barrier = 0;
-      parity ^= 1;
-    }
-  }
-};
 
 __device__ __forceinline__ uint32_t load_shared_half(uint32_t at) {
   uint16_t value;
@@ -298,7 +282,7 @@ struct WideConsumer {
   uint32_t empty;
   int32_t strip;
 
-  __device__ __forceinline__ void wait(const WidePlace<Form>& place) const {
+  __device__ __forceinline__ void wait(const RingPlace& place) const {
     barrier_wait(full + place.barrier, place.parity);
   }
   __device__ __forceinline__ void release(uint32_t barrier) const {
@@ -310,15 +294,14 @@ struct WideConsumer {
       if (lane == 0) barrier_arrive(empty + barrier);
     }
   }
-  __device__ __forceinline__ uint64_t tokens(const WidePlace<Form>& place) const {
+  __device__ __forceinline__ uint64_t tokens(const RingPlace& place) const {
     return swizzled_descriptor(warp_uniform(ring + place.bytes));
   }
 
   // fp8: the next stage's codes become bf16 while this one is multiplied. An even number of stages.
   template <bool kTwice>
   __device__ __forceinline__ void sum_fp8(const WideArguments& args, Fp8Strip<Form::kHalf>& strip,
-                                          WidePlace<Form>& place,
-                                          float (&sum)[Form::kTokens / 2]) const {
+                                          RingPlace& place, float (&sum)[Form::kTokens / 2]) const {
     constexpr int kBatch = Form::kBatch;
     WideOperand even[kBatch];
     WideOperand odd[kBatch];
@@ -350,13 +333,13 @@ struct WideConsumer {
       wgmma_wait<1>();
       if (chunk > 0) release(before);
       before = place.barrier;
-      place.advance();
+      place.advance<Form>();
       widen(chunk + kBatch, odd);
       multiply(odd, false);
       wgmma_wait<1>();
       release(before);
       before = place.barrier;
-      place.advance();
+      place.advance<Form>();
       widen(chunk + 2 * kBatch, even);
     }
     wgmma_wait<0>();
@@ -364,7 +347,7 @@ struct WideConsumer {
     release(before);
   }
 
-  __device__ __forceinline__ void sum_bf16(const WideArguments& args, WidePlace<Form>& place,
+  __device__ __forceinline__ void sum_bf16(const WideArguments& args, RingPlace& place,
                                            float (&sum)[Form::kTokens / 2]) const {
     const uint32_t a = warp_uniform(Form::kWeightsAt + strip * Form::kStripBytes);
     uint32_t before = 0;
@@ -382,7 +365,7 @@ struct WideConsumer {
       wgmma_wait<1>();
       if (chunk > 0) release(before);
       before = place.barrier;
-      place.advance();
+      place.advance<Form>();
     }
     wgmma_wait<0>();
     hold_registers(sum);
@@ -452,7 +435,7 @@ __device__ __forceinline__ void store_wide(const WideArguments& args, int32_t st
 template <class Form, bool kTwice>
 __device__ __forceinline__ void wide_fp8(const WideArguments& args, const WideConsumer<Form>& view,
                                          uint32_t factors, int32_t output, int32_t token,
-                                         WidePlace<Form>& place) {
+                                         RingPlace& place) {
   float sum[Form::kTokens / 2];
   Fp8Strip<Form::kHalf> codes(Form::kWeightsAt + view.strip * Form::kStripBytes, factors);
   view.template sum_fp8<kTwice>(args, codes, place, sum);
@@ -473,7 +456,7 @@ __device__ __forceinline__ void produce_wide(const WideArguments& args, bool cop
   prefetch_map(copies_weights ? args.weights : args.x);
   if (!copies_weights) await_earlier();
   const int32_t first = wide_rank<Form>() * Form::kBoxTokens;
-  WidePlace<Form> place;
+  RingPlace place;
   for (int32_t index = blockIdx.x / Form::kCluster; index < items;
        index += gridDim.x / Form::kCluster) {
     const WideItem item = wide_item<Form>(args, index);
@@ -497,7 +480,7 @@ __device__ __forceinline__ void produce_wide(const WideArguments& args, bool cop
           box_load(to, args.x, column + k, item.token, barrier);
         }
       }
-      place.advance();
+      place.advance<Form>();
     }
   }
 }
@@ -534,7 +517,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
     if constexpr (Form::kLarge) registers_take<232>();
     await_earlier();
     const WideConsumer<Form> view{ring, full, empty, warp / 4};
-    WidePlace<Form> place;
+    RingPlace place;
     for (int32_t index = blockIdx.x / Form::kCluster; index < items;
          index += gridDim.x / Form::kCluster) {
       const WideItem item = wide_item<Form>(args, index);
