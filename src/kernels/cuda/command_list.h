@@ -111,7 +111,7 @@ class CommandKey {
   void add_value(const NormTiles& norm) {
     add_all(norm.x, norm.weight, norm.eps, norm.tiles, norm.keys);
   }
-  void add_value(const ExpertParts& p) { add_all(p.rows, p.top_k, p.shared); }
+  void add_value(const ExpertParts& p) { add_all(p.rows, p.top_k, p.place, p.shared); }
   void add_value(const HcLeave& l) { add_all(l.parts, l.y, l.post, l.comb, l.streams); }
   void add_value(const FewExperts& e) {
     add_all(e.x, e.experts, e.expert_weights, e.expert_count, e.gate, e.up, e.down, e.shared_gate,

@@ -28,6 +28,7 @@
 #include "kernels/cuda/held_copies.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/made_tiles.h"
 #include "kernels/cuda/memory_span.h"
 #include "kernels/cuda/norm.h"
 #include "kernels/cuda/norm_tiles.h"
@@ -254,15 +255,18 @@ class CudaOps final : public Ops {
     CHECK(options.streams == kStreams);
     if (streams.rows == 0) return;
     void* workspace = bytes(Scratch::kMix, hc_enter_workspace_bytes(streams.rows, x.cols));
+    const InputTiles tiles = fuses_ && made_.wanted(x.cols) ? tiles_room(x) : InputTiles{};
     if (held_.streams.data != streams.data || held_.streams.rows != streams.rows) settle();
     if (fuses_ && hc_site_supports(held_, streams, weights, options, carried, norm_weight, x)) {
       append_first(hc_site, std::exchange(held_, {}), streams, weights, options, carried,
-                   norm_weight, mix, x);
-      return;
+                   norm_weight, mix, x, tiles);
+    } else {
+      HcLeave leave = std::exchange(held_, {});
+      append_sum(leave);
+      append_first(cuda::hc_enter, leave, streams, weights, options, carried, norm_weight, mix, x,
+                   tiles, workspace);
     }
-    if (held_.parts.rows.data != nullptr) settle();
-    append_first(cuda::hc_enter, std::exchange(held_, {}), streams, weights, options, carried,
-                 norm_weight, mix, x, workspace);
+    made_.made(x, tiles);
   }
 
   void collapse_norm(Rows<const Bf16> streams, Rows<const float> carried, int32_t stream_count,
@@ -408,8 +412,10 @@ class CudaOps final : public Ops {
     CHECK(gate.format == WeightFormat::kBf16 && gate.in == x.cols);
     if (x.rows == 0) return;
     void* workspace = bytes(Scratch::kRouter, route_workspace_bytes(x.rows, x.cols, gate.out));
+    const MadeTiles made = made_;  // a router writes nothing else
     enqueue_first(cuda::route, x, static_cast<const Bf16*>(gate.data), gate.out,
                   staged(bias_of_row), options, experts, weights, margin, workspace);
+    made_ = made;
   }
 
   void moe(Rows<const Bf16> x, const MoeWeights& weights, Rows<const int32_t> experts,
@@ -419,11 +425,13 @@ class CudaOps final : public Ops {
       const ExpertShape shape = FoldStore::shape_of(weights, static_cast<int32_t>(experts.cols));
       CHECK(is_packed_input(x) && is_packed_input(y));
       CHECK(experts.stride == experts.cols && expert_weights.stride == experts.cols);
-      enqueue_first(
-          run_experts, shape, FoldStore::tiles_of(weights, shape), x, experts.data,
-          expert_weights.data,
-          static_cast<uint8_t*>(bytes(Scratch::kExperts, expert_workspace_bytes(shape, x.rows))),
-          y);
+      auto* room =
+          static_cast<uint8_t*>(bytes(Scratch::kExperts, expert_workspace_bytes(shape, x.rows)));
+      enqueue_first(run_experts, shape, FoldStore::tiles_of(weights, shape), x, made_.of(x),
+                    experts.data, expert_weights.data, room);
+      held_.parts = expert_parts(shape, x.rows, room);
+      held_.y = y;
+      if (!fuses_) settle();
       return;
     }
     if (fuses_ && few_experts_support(x, weights, experts.cols)) {
@@ -505,11 +513,13 @@ class CudaOps final : public Ops {
   }
   template <class Function, class... A>
   void append(Function* function, const A&... arguments) {
+    made_.forget();
     commands_.add(function, arguments...);
     hand_over();
   }
   template <class Function, class... A>
   void append_first(Function* function, const A&... arguments) {
+    made_.forget();
     commands_.add_first(function, arguments...);
     hand_over();
   }
@@ -521,6 +531,7 @@ class CudaOps final : public Ops {
   // What the last calls were, where the next may do it along with its own work: the sum of the
   // experts, hc_leave, or one after the other. Any other call comes behind it.
   void settle() {
+    made_.forget();
     if (const auto rope = std::exchange(held_rope_, {})) {
       append_first(cuda::rope, rope->x, rope->heads, rope->angles, rope->inverse);
     }
@@ -531,13 +542,16 @@ class CudaOps final : public Ops {
     }
     const HeldCopies::Staged copies = held_copies_.take();
     if (copies.count > 0) append(launch_copy, copies.list, copies.count);
-    const HcLeave held = std::exchange(held_, {});
-    if (held.parts.rows.data != nullptr) {
-      append(launch_combine, held.parts.rows, held.parts.top_k, held.parts.shared, held.y);
-    }
+    HcLeave held = std::exchange(held_, {});
+    append_sum(held);
     if (held.streams.data != nullptr) {
       append_first(cuda::hc_leave, held.y, held.post, held.comb, held.streams);
     }
+  }
+  // The sum of the experts by a launch of its own.
+  void append_sum(HcLeave& leave) {
+    const ExpertParts parts = std::exchange(leave.parts, {});
+    if (parts.rows.data != nullptr) append_first(sum_experts, parts, leave.y);
   }
 
   void flush() {
@@ -642,6 +656,7 @@ class CudaOps final : public Ops {
   }
   InputTiles input_tiles(Rows<const Bf16> x) {
     CHECK(is_packed_input(x));
+    if (const InputTiles made = made_.of(x); made.codes != nullptr) return made;
     const InputTiles tiles = tiles_room(x);
     const HeldCopies::Aside aside(held_copies_, MemorySpan::of(x), {});
     enqueue_first(quantise_rows, x, tiles.places, tiles.codes, tiles.scale);
@@ -686,7 +701,7 @@ class CudaOps final : public Ops {
     few.inner = bf16(Scratch::kGate, pairs + x.rows, inner);
     few.out = bf16(Scratch::kPairs, pairs + x.rows, x.cols);
     enqueue(launch_few_experts, few);
-    held_.parts = {few.out.slice(0, pairs), static_cast<int32_t>(experts.cols),
+    held_.parts = {few.out.slice(0, pairs), static_cast<int32_t>(experts.cols), nullptr,
                    few.out.slice(pairs, x.rows)};
     held_.y = y;
   }
@@ -772,6 +787,7 @@ class CudaOps final : public Ops {
                       std::string_view(std::getenv("GALLEY_CUDA_FUSE")) != "0";
   bool waits_ = false;   // this step's commands wait for finish()
   int64_t entries_ = 0;  // of the longest sequence, where reserve() told
+  MadeTiles made_;       // in Scratch::kTiles
   std::optional<Error> failure_;
 };
 

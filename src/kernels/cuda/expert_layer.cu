@@ -3,6 +3,7 @@
 #include "kernels/cuda/carver.h"
 #include "kernels/cuda/expert_arguments.h"
 #include "kernels/cuda/expert_layer.h"
+#include "kernels/cuda/launch.h"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -104,16 +105,22 @@ int64_t expert_workspace_bytes(const ExpertShape& shape, int64_t rows) {
 }
 
 void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
-                 Rows<const Bf16> x, const int32_t* experts, const float* weights,
-                 uint8_t* workspace, Rows<Bf16> y) {
+                 Rows<const Bf16> x, const InputTiles& x_tiles, const int32_t* experts,
+                 const float* weights, uint8_t* workspace) {
   if (x.rows == 0) return;
   Carver carver(workspace);
-  const Workspace work = carve_workspace(shape, x.rows, carver);
+  Workspace work = carve_workspace(shape, x.rows, carver);
   const int64_t choices = x.rows * shape.top_k;
   const int32_t tokens = expert_block_tokens(choices, shape.experts);
 
-  plan_experts(stream, experts, weights, choices, shape.experts, tokens, work.plan);
-  quantise_choices(stream, x, work.plan.place, shape.top_k, work.x, work.shared_x);
+  if (x_tiles.codes != nullptr) {
+    work.shared_x = {x_tiles.codes, x_tiles.scale, x_tiles.places};
+    plan_and_spread(stream, experts, weights, x.rows, shape.top_k, shape.experts, tokens, work.plan,
+                    work.shared_x, work.x, static_cast<int32_t>(shape.gate_up().chunks()));
+  } else {
+    plan_experts(stream, experts, weights, choices, shape.experts, tokens, work.plan);
+    quantise_choices(stream, x, work.plan.place, shape.top_k, work.x, work.shared_x);
+  }
   expert_product(stream, ResultForm::kSwiGlu, tokens,
                  expert_up_arguments(shape, tiles, work.plan, work.x, work.inner));
   dense_product(stream, ResultForm::kSwiGlu,
@@ -126,9 +133,21 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
                  expert_down_arguments(shape, tiles, work.plan, work.inner8, work.out));
   dense_product(stream, ResultForm::kBf16,
                 shared_down_arguments(shape, tiles, work.shared_inner8, x.rows, work.shared_out));
+}
 
-  combine_experts(stream, Rows<const Bf16>(work.out, work.places, shape.hidden), work.plan.place,
-                  shape.top_k, Rows<const Bf16>(work.shared_out, x.rows, shape.hidden), y);
+ExpertParts expert_parts(const ExpertShape& shape, int64_t rows, uint8_t* workspace) {
+  Carver carver(workspace);
+  const Workspace work = carve_workspace(shape, rows, carver);
+  return {.rows = Rows<const Bf16>(work.out, work.places, shape.hidden),
+          .top_k = shape.top_k,
+          .place = work.plan.place,
+          .shared = Rows<const Bf16>(work.shared_out, rows, shape.hidden)};
+}
+
+void sum_experts(Stream stream, const ExpertParts& parts, Rows<Bf16> y) {
+  if (parts.place == nullptr)
+    return launch_combine(parts.rows, parts.top_k, parts.shared, y, stream);
+  combine_experts(stream, parts.rows, parts.place, parts.top_k, parts.shared, y);
 }
 
 }  // namespace galley::kernels::cuda

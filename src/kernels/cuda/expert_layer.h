@@ -9,6 +9,8 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/expert_plan.h"
 #include "kernels/cuda/fold_weights.h"
+#include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/input_tiles.h"
 #include "kernels/tensor.h"
 
 namespace galley::kernels::cuda {
@@ -49,10 +51,14 @@ void fold_shared_expert(Stream stream, const ExpertShape& shape, const RawWeight
 // Working memory for up to `rows` rows.
 int64_t expert_workspace_bytes(const ExpertShape& shape, int64_t rows);
 
-// experts ascending in each row [R, top_k]. y may be x. No allocation, no host synchronisation:
-// the launches can be captured in a graph.
+// experts ascending in each row [R, top_k]. `x_tiles`, with codes: x in Q8, made by who made x. All
+// but the sum of the experts, whose parts these are, in the workspace. No allocation, no host
+// synchronisation: the launches can be captured in a graph.
 void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
-                 Rows<const Bf16> x, const int32_t* experts, const float* weights,
-                 uint8_t* workspace, Rows<Bf16> y);
+                 Rows<const Bf16> x, const InputTiles& x_tiles, const int32_t* experts,
+                 const float* weights, uint8_t* workspace);
+ExpertParts expert_parts(const ExpertShape& shape, int64_t rows, uint8_t* workspace);
+// y = the sum of such parts, by a launch of its own.
+void sum_experts(Stream stream, const ExpertParts& parts, Rows<Bf16> y);
 
 }  // namespace galley::kernels::cuda

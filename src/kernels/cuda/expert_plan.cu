@@ -25,6 +25,15 @@
 //   inner, 16,384 of 384                       312   217  3.7 TB/s
 //   combine, 16,384 of 384                     313   302  4.45 TB/s
 //
+// Where who made the input left it in Q8, codes are copied: of up to 1,024 choices by the plan's
+// own launch, every block of which makes the whole plan and takes a chunk of all rows to their
+// places.
+//
+//   rows x 6 of experts      plan, quantised input    plan, copied codes
+//   1 of 384                                   3.5                   2.5
+//   64 of 7                                    4.0                   3.3
+//   16,384 of 384                              291                   233
+//
 // The plan of many choices is bound by its scattered stores of 4 bytes, which eight multiprocessors
 // issue. Inners taken in the order of their places, not of the choices, would be 38 us faster
 // still; their number is known on the device alone.
@@ -37,6 +46,7 @@
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/quantise_tiles.cuh"
 #include "kernels/cuda/sm90.cuh"
+#include "kernels/cuda/spread_tiles.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -90,15 +100,20 @@ __device__ __forceinline__ BlockScan block_scan(int2 mine, int2 (&warp_sum)[kPla
 
 // One cluster of gridDim.x blocks. Shared: [warps][experts] counts, then [experts] each of the
 // block's counts and of first places. kOnce: no warp has more than 32 choices, which then stay in
-// its registers.
-template <bool kOnce>
+// its registers. kSpreads: no cluster, each block makes the whole plan, and takes a chunk of all
+// rows to their places; the first one tells the plan.
+template <bool kOnce, bool kSpreads>
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(const int32_t* __restrict__ experts, const float* __restrict__ weights,
-                int64_t choices, int32_t expert_count, int32_t block_tokens, ExpertPlan plan) {
+                int64_t choices, int32_t expert_count, int32_t block_tokens, ExpertPlan plan,
+                SpreadTask spread) {
+  static_assert(kOnce || !kSpreads);
   extern __shared__ int32_t counts[];
   __shared__ int2 warp_sum[kPlanWarps];
-  const auto rank = static_cast<int64_t>(blockIdx.x);
-  const auto blocks = static_cast<int64_t>(gridDim.x);
+  __shared__ int32_t place_of[kSpreads ? kPlanThreads : 1];
+  const auto rank = static_cast<int64_t>(kSpreads ? 0 : blockIdx.x);
+  const auto blocks = static_cast<int64_t>(kSpreads ? 1 : gridDim.x);
+  const bool tells = !kSpreads || blockIdx.x == 0;
   const auto warps = static_cast<int32_t>(blockDim.x >> 5);
   const auto warp = static_cast<int32_t>(threadIdx.x >> 5);
   const auto lane = static_cast<int32_t>(threadIdx.x & 31);
@@ -122,6 +137,8 @@ __global__ void __launch_bounds__(kPlanThreads)
   __syncwarp();
   await_earlier();
 
+  SpreadPiece piece;  // on its way meanwhile
+  if constexpr (kSpreads) piece = load_piece(spread, blockIdx.x, threadIdx.x);
   int32_t id = expert_of(first + lane);
   float weight = 0.0F;
   uint32_t equal = 0;
@@ -183,20 +200,42 @@ __global__ void __launch_bounds__(kPlanThreads)
       if (id >= 0 && lower == 0) mine[id] += __popc(equal);
       __syncwarp();
     }
-    if (i < last) plan.place[i] = place;
-    if (id >= 0) plan.row_weight[place] = weight;
+    if (i < last && tells) plan.place[i] = place;
+    if (id >= 0 && tells) plan.row_weight[place] = weight;
+    if constexpr (kSpreads) {
+      if (i < last) place_of[i] = place;
+    }
     id = next;
   }
   // The list of token blocks, experts ascending.
-  if (expert < expert_count) {
+  if (expert < expert_count && tells) {
     for (int64_t n = rank; n * block_tokens < count; n += blocks) {
       const auto row = static_cast<int32_t>(n * block_tokens);
       plan.blocks[scan.before.y + n] = {expert, scan.before.x + row, min(block_tokens, count - row),
                                         0};
     }
   }
-  if (rank == 0 && threadIdx.x == 0) *plan.block_count = scan.all.y;
-  if (blocks > 1) cluster_sync();  // nobody leaves whose counts another one reads
+  if (rank == 0 && threadIdx.x == 0 && tells) *plan.block_count = scan.all.y;
+  if constexpr (kSpreads) {
+    __syncthreads();
+    for (int64_t item = threadIdx.x; item < spread.rows * kRowPieces; item += blockDim.x) {
+      const SpreadPiece next = load_piece(spread, blockIdx.x, item + blockDim.x);
+      spread_piece(spread, blockIdx.x, item, place_of, piece);
+      piece = next;
+    }
+  } else if (blocks > 1) {
+    cluster_sync();  // nobody leaves whose counts another one reads
+  }
+}
+
+constexpr int32_t kSpreadThreads = 256;
+
+// Of many choices; blockIdx.y is the chunk.
+__global__ void __launch_bounds__(kSpreadThreads)
+    spread_kernel(const __grid_constant__ SpreadTask task, const int32_t* __restrict__ place) {
+  await_earlier();
+  const int64_t item = static_cast<int64_t>(blockIdx.x) * kSpreadThreads + threadIdx.x;
+  spread_piece(task, blockIdx.y, item, place, load_piece(task, blockIdx.y, item));
 }
 
 // y[row] of 8 columns a thread. kTopK 0: any number of choices.
@@ -263,19 +302,46 @@ void launch_quantise(Stream stream, const QuantiseTask& first, const QuantiseTas
                 second, static_cast<int32_t>(first_blocks));
 }
 
+// Of a plan by one block: a thread a choice, and one an expert.
+int64_t plan_threads(int64_t choices, int64_t expert_count) {
+  return (std::max(choices, expert_count) + 31) / 32 * 32;
+}
+size_t plan_shared_bytes(int64_t threads, int64_t expert_count) {
+  return sizeof(int32_t) * static_cast<size_t>((threads / 32 + 2) * expert_count);
+}
+
 }  // namespace
 
 void plan_experts(Stream stream, const int32_t* experts, const float* weights, int64_t choices,
                   int32_t expert_count, int32_t block_tokens, const ExpertPlan& plan) {
   CHECK(expert_count <= kExpertsMax);
-  const auto whole_warps = [](int64_t count) { return (count + 31) / 32 * 32; };
   const int64_t blocks = choices <= kPlanThreads ? 1 : kPlanCluster;
-  const int64_t threads =
-      blocks > 1 ? kPlanThreads : std::max(whole_warps(choices), whole_warps(expert_count));
-  const int64_t shared_bytes = int64_t{sizeof(int32_t)} * (threads / 32 + 2) * expert_count;
-  launch_kernel(choices <= blocks * threads ? plan_kernel<true> : plan_kernel<false>,
-                {blocks, threads, static_cast<size_t>(shared_bytes), static_cast<uint32_t>(blocks)},
-                stream, experts, weights, choices, expert_count, block_tokens, plan);
+  const int64_t threads = blocks > 1 ? kPlanThreads : plan_threads(choices, expert_count);
+  launch_kernel(
+      choices <= blocks * threads ? plan_kernel<true, false> : plan_kernel<false, false>,
+      {blocks, threads, plan_shared_bytes(threads, expert_count), static_cast<uint32_t>(blocks)},
+      stream, experts, weights, choices, expert_count, block_tokens, plan, SpreadTask{});
+}
+
+void plan_and_spread(Stream stream, const int32_t* experts, const float* weights, int64_t rows,
+                     int32_t top_k, int32_t expert_count, int32_t block_tokens,
+                     const ExpertPlan& plan, const QuantisedRows& from, const QuantisedRows& to,
+                     int32_t chunks) {
+  const SpreadTask spread{.from = from, .rows = rows, .top_k = top_k, .to = to};
+  const int64_t choices = rows * top_k;
+  if (choices <= kPlanThreads) {
+    CHECK(expert_count <= kExpertsMax);
+    const int64_t threads = plan_threads(choices, expert_count);
+    launch_kernel(plan_kernel<true, true>,
+                  {chunks, threads, plan_shared_bytes(threads, expert_count)}, stream, experts,
+                  weights, choices, expert_count, block_tokens, plan, spread);
+    return;
+  }
+  plan_experts(stream, experts, weights, choices, expert_count, block_tokens, plan);
+  const auto blocks =
+      static_cast<uint32_t>((rows * kRowPieces + kSpreadThreads - 1) / kSpreadThreads);
+  launch_kernel(spread_kernel, {dim3(blocks, static_cast<uint32_t>(chunks)), kSpreadThreads},
+                stream, spread, static_cast<const int32_t*>(plan.place));
 }
 
 void quantise_choices(Stream stream, Rows<const Bf16> x, const int32_t* place, int32_t top_k,

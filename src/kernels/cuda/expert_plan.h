@@ -45,6 +45,12 @@ struct QuantisedRows {
 // `rows`.
 void quantise_choices(Stream stream, Rows<const Bf16> x, const int32_t* place, int32_t top_k,
                       const QuantisedRows& choices, const QuantisedRows& rows = {});
+// A plan, and rows in Q8 (in their order) to the places of their choices: one launch of few
+// choices.
+void plan_and_spread(Stream stream, const int32_t* experts, const float* weights, int64_t rows,
+                     int32_t top_k, int32_t expert_count, int32_t block_tokens,
+                     const ExpertPlan& plan, const QuantisedRows& from, const QuantisedRows& to,
+                     int32_t chunks);
 // Rows of x that are in their places already (`choices` of them), and all of y in order.
 void quantise_places(Stream stream, Rows<const Bf16> x, const int32_t* place, int64_t choices,
                      const QuantisedRows& x_to, Rows<const Bf16> y, const QuantisedRows& y_to);

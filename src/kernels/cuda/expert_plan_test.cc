@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "kernels/cuda/device_memory.h"
+#include "kernels/cuda/weight_tiles.h"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -112,6 +113,83 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
                   ours.rows == theirs.rows)
           << "block " << i;
     }
+  }
+}
+
+// Codes that are copied to their places are the ones that would be made there: of few choices by
+// the plan's own launch, of many by the next one.
+TEST(CudaExpertPlan, SpreadCodesAreThoseMadeThere) {
+  if (const auto device = open_device(0); !device) GTEST_SKIP() << device.error().message;
+  const auto memory = make_device_memory(nullptr, [] {});
+  std::mt19937 random(2);
+  constexpr int64_t kChunks = 3;
+  constexpr int32_t kExperts = 40;
+  constexpr int32_t kTopK = 6;
+  constexpr int32_t kTokens = 80;
+  for (const int64_t rows : {1, 8, 13, 170, 171, 700}) {
+    SCOPED_TRACE(std::to_string(rows) + " rows");
+    const int64_t choices = rows * kTopK;
+    const int64_t places = plan_places(choices, kExperts);
+    std::vector<Bf16> x;
+    for (int64_t i = 0; i < rows * kChunks * kChunk; ++i) {
+      x.push_back({static_cast<uint16_t>(random() % 0x4100 | (random() % 2 << 15))});
+    }
+    std::vector<int32_t> chosen;
+    for (int64_t i = 0; i < choices; ++i) {  // some are another rank's
+      chosen.push_back(static_cast<int32_t>(random() % (kExperts + 2)));
+    }
+    const std::vector<float> weights(static_cast<size_t>(choices), 0.5F);
+    std::vector<MemoryBlock> blocks;
+    const auto block = [&](int64_t bytes) {
+      blocks.push_back(MemoryBlock::create(*memory, bytes, "a test").value());
+      const std::vector<uint8_t> zeros(static_cast<size_t>(bytes));
+      memory->write(blocks.back().data(), zeros.data(), bytes);
+      return blocks.back().data();
+    };
+    const auto placed = [&]<class T>(const std::vector<T>& host) {
+      const auto bytes = std::ssize(host) * static_cast<int64_t>(sizeof(T));
+      auto* at = block(bytes);
+      memory->write(at, host.data(), bytes);
+      return reinterpret_cast<T*>(at);
+    };
+    const auto quantised = [&](int64_t count) {
+      return QuantisedRows{reinterpret_cast<uint8_t*>(block(count * kChunks * kChunk)),
+                           reinterpret_cast<float*>(block(count * kChunks * 4)), count};
+    };
+    const auto plan = [&] {
+      return ExpertPlan{.place = reinterpret_cast<int32_t*>(block(choices * 4)),
+                        .row_weight = reinterpret_cast<float*>(block((places + 256) * 4)),
+                        .blocks = reinterpret_cast<TokenBlock*>(block(
+                            plan_blocks(choices, kExperts, kTokens) * int64_t{sizeof(TokenBlock)})),
+                        .block_count = reinterpret_cast<int32_t*>(block(4))};
+    };
+    const Rows<const Bf16> input(placed(x), rows, kChunks * kChunk);
+    const int32_t* experts = placed(chosen);
+    const float* factors = placed(weights);
+    const ExpertPlan made_plan = plan();
+    const QuantisedRows made = quantised(places);
+    const QuantisedRows in_order = quantised((rows + 7) / 8 * 8);
+    plan_experts(nullptr, experts, factors, choices, kExperts, kTokens, made_plan);
+    quantise_choices(nullptr, input, made_plan.place, kTopK, made, in_order);
+    const ExpertPlan spread_plan = plan();
+    const QuantisedRows spread = quantised(places);
+    plan_and_spread(nullptr, experts, factors, rows, kTopK, kExperts, kTokens, spread_plan,
+                    in_order, spread, kChunks);
+    ASSERT_TRUE(check_launch("a plan"));
+    const auto same = [&](const void* a, const void* b, int64_t bytes) {
+      std::vector<uint8_t> host_a(static_cast<size_t>(bytes));
+      std::vector<uint8_t> host_b(static_cast<size_t>(bytes));
+      memory->read(host_a.data(), a, bytes);
+      memory->read(host_b.data(), b, bytes);
+      return host_a == host_b;
+    };
+    EXPECT_TRUE(same(made.x8, spread.x8, places * kChunks * kChunk));
+    EXPECT_TRUE(same(made.scale, spread.scale, places * kChunks * 4));
+    EXPECT_TRUE(same(made_plan.place, spread_plan.place, choices * 4));
+    EXPECT_TRUE(same(made_plan.row_weight, spread_plan.row_weight, places * 4));
+    EXPECT_TRUE(same(made_plan.blocks, spread_plan.blocks,
+                     plan_blocks(choices, kExperts, kTokens) * int64_t{sizeof(TokenBlock)}));
+    EXPECT_TRUE(same(made_plan.block_count, spread_plan.block_count, 4));
   }
 }
 

@@ -29,6 +29,7 @@
 #include "kernels/cuda/expert_plan.h"
 #include "kernels/cuda/expert_share.h"
 #include "kernels/cuda/ordered_launch.cuh"
+#include "kernels/cuda/spread_tiles.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -128,31 +129,16 @@ __global__ void __launch_bounds__(kThreads)
   if (i < choices) local[i] = experts[i] - first;
 }
 
-// Codes of every row to the places of its choices, 16 bytes a thread; blockIdx.y is the chunk.
+// Codes of every row to the places of its choices; blockIdx.y is the chunk.
 __global__ void __launch_bounds__(kThreads)
-    spread_kernel(ShareInput input, int64_t rows, int32_t top_k, ExpertPlan plan, int64_t places,
-                  uint8_t* __restrict__ x8, float* __restrict__ x_scale, int32_t* used) {
+    spread_kernel(const __grid_constant__ SpreadTask task, ExpertPlan plan, int32_t* used) {
   await_earlier();
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (item == 0 && blockIdx.y == 0) {
     const int32_t blocks = *plan.block_count;
     *used = blocks == 0 ? 0 : plan.blocks[blocks - 1].row + plan.blocks[blocks - 1].rows;
   }
-  const int64_t row = item / 8;
-  if (row >= rows) return;
-  const auto chunk = static_cast<int64_t>(blockIdx.y);
-  const auto piece = static_cast<int32_t>(item & 7) ^ static_cast<int32_t>(row & 7);
-  const int64_t from = chunk * input.places + row;
-  const uint4 codes =
-      *reinterpret_cast<const uint4*>(input.codes + from * kChunk + (item & 7) * 16);
-  const float scale = input.scale[from];
-  for (int32_t k = 0; k < top_k; ++k) {
-    const int32_t place = plan.place[row * top_k + k];
-    if (place < 0) continue;
-    const int64_t to = chunk * places + place;
-    *reinterpret_cast<uint4*>(x8 + to * kChunk + (piece ^ (place & 7)) * 16) = codes;
-    if (piece == 0) x_scale[to] = scale;
-  }
+  spread_piece(task, blockIdx.y, item, plan.place, load_piece(task, blockIdx.y, item));
 }
 
 // Results behind the first `copied` places, straight to the other card.
@@ -330,10 +316,11 @@ void share_compute(Stream stream, const ExpertShape& shape, const ExpertTiles& t
                 from.experts, choices, first, work.local);
   plan_experts(stream, work.local, from.weights, choices, shape.experts, tokens, work.plan);
   const dim3 grid(blocks_of(rows * 8, kThreads), static_cast<uint32_t>(shape.gate_up().chunks()));
-  launch_kernel(spread_kernel, {grid, kThreads}, stream, from, rows, shape.top_k, work.plan,
-                to.places, work.x8, work.x_scale, to.used);
-
   const QuantisedRows x8 = {work.x8, work.x_scale, to.places};
+  const SpreadTask spread{
+      .from = {from.codes, from.scale, from.places}, .rows = rows, .top_k = shape.top_k, .to = x8};
+  launch_kernel(spread_kernel, {grid, kThreads}, stream, spread, work.plan, to.used);
+
   const QuantisedRows inner8 = {work.inner8, work.inner_scale, to.places};
   expert_product(stream, ResultForm::kSwiGlu, tokens,
                  expert_up_arguments(shape, tiles, work.plan, x8, work.inner));

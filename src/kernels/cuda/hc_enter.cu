@@ -12,19 +12,22 @@
 // five groups of 32. A block keeps a slice and its weights, all three parts in shared memory; teams
 // of five warps go through tiles of 16 rows, a warp a group, which asynchronous copies bring while
 // the tile before is worked on. What is left in memory is x not yet scaled and, a slice, 26 numbers
-// a row. `finish` adds these up in slice order, scales x, and does Sinkhorn in 16 lanes; of many
-// rows a launch of their own does the latter, since it waits on latencies only.
+// a row. `finish` adds these up in slice order, scales x, makes its Q8 where folded products read
+// it, and does Sinkhorn in 16 lanes; of many rows blocks of their own do the latter, since it waits
+// on latencies only.
 //
 // A group's sums start at zero, groups are added in order within a slice, slices in order: the same
 // for any number of rows.
 //
-// Measured on an H200, leaving and entering: 731 us for 16,384 rows (2.0 GB with x read and written
-// again: 2.75 TB/s, 57 % of bandwidth), 203 for 4,096, 55 for 1,024, 28 for 512, about 12 for 64;
-// entering alone 526. Apart, with a projection whose sixteen warps had weights in registers: 841,
-// 230, 68, 34, 17; alone 460 (before stores were of 16 bytes: 870; row.cuh). Of the 731 pass takes
-// about 610, finish 93, the mixes 25. pass is no longer short of memory but of instructions: 1,500
-// a group, half of them the f32 products and sums of leaving, none of which may be fused; ten warps
-// issue in every second cycle, wait for their team in 18 % of their time and for memory in 6 %.
+// Measured on an H200, leaving and entering: 717 us for 16,384 rows (2.0 GB with x read and written
+// again: 2.8 TB/s, 58 % of bandwidth), 182 for 4,096, 95 for 2,048, 55 for 1,024, 28 for 512, about
+// 12 for 64; with Q8 760, 190, 99, 56, 29 and 12, where a launch for it took 60 more at 16,384 and
+// 2 at 64. With two teams of many rows: 734, 205 and 114. Entering alone, with two: 526. Apart,
+// with a projection whose sixteen warps had weights in registers: 841, 230, 68, 34, 17; alone 460
+// (before stores were of 16 bytes: 870; row.cuh). pass takes about 600 of them. It is no longer
+// short of memory but of instructions: 1,500 a group, half of them the f32 products and sums of
+// leaving, none of which may be fused; the ten warps of two teams issue in every second cycle, wait
+// for their team in 18 % of their time and for memory in 6 %.
 //
 // Tried: each warp a tile of its own, group after group, with eight warps and a ring of three
 // stages 788 (878 with copies that do not ask L2 for the whole line), two stages 1,305, twelve and
@@ -42,29 +45,41 @@
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sm90.cuh"
+#include "kernels/cuda/tile_codes.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
 
-constexpr int kTeams = 2;
-constexpr int kPassWarps = kTeams * kSliceGroups;
-constexpr int kStages = 2;
+// Teams of a block and tiles that a team has on chip: of few rows two teams bring the next tile in
+// front of this one's work; of many rows three do once this one's is in registers.
+template <int kTeamsIn, int kStagesIn>
+struct PassForm {
+  static constexpr int kTeams = kTeamsIn;
+  static constexpr int kStages = kStagesIn;
+  static constexpr int kWarps = kTeams * kSliceGroups;
+};
+using FewRowsPass = PassForm<2, 2>;
+using ManyRowsPass = PassForm<3, 1>;
 
-// What a team of warps has on chip: of this tile and of the next 16 bytes a lane and warp of both
-// halves of the streams and y, and the mixes of their rows; and this tile's sums, group by group.
+// What a team of warps has on chip: of a stage's tile 16 bytes a lane and warp of both halves of
+// the streams and y; the mixes of the rows of this tile and of the next; and this tile's sums,
+// group by group.
 constexpr int kStageVectors = (kStreams + 1) * kHalves * kWarp;
 constexpr int kMixFloats = kStreams * kStreams + 2 * kStreams;  // comb, post, carried
 constexpr int kExchangePitch = 28;  // floats a row: 24 sums, two squares
+template <class Form>
 struct PassTeam {
-  uint4 stage[kSliceGroups][kStages][kStageVectors];
-  float mix[kStages][kTileRows][kMixFloats];
+  uint4 stage[kSliceGroups][Form::kStages][kStageVectors];
+  float mix[2][kTileRows][kMixFloats];
   float exchange[kSliceGroups][kTileRows][kExchangePitch];
 };
+template <class Form>
 struct PassShared {
   uint4 weights[kSliceGroups * kGroupPieces];
-  PassTeam team[kTeams];
+  PassTeam<Form> team[Form::kTeams];
 };
-static_assert(sizeof(PassShared) <= 227 * 1024);
+static_assert(sizeof(PassShared<FewRowsPass>) <= 227 * 1024);
+static_assert(sizeof(PassShared<ManyRowsPass>) <= 227 * 1024);
 
 struct PassArguments {
   HcLeave leave;
@@ -90,10 +105,10 @@ __device__ __forceinline__ void copy_vector(uint4* to, const Bf16* row, int64_t 
   }
 }
 
-template <bool kWhole, bool kLeaves>
+template <class Form, bool kWhole, bool kLeaves>
 struct Pass {
   const PassArguments& args;
-  PassTeam& shared;
+  PassTeam<Form>& shared;
   int group;  // this warp's
 
   // A group of a tile, on its way to the stage. Rows past the end are the last one, again.
@@ -101,7 +116,7 @@ struct Pass {
     const ProjectArguments& project = args.project;
     const int lane = threadIdx.x % kWarp;
     const int64_t hidden = project.x.cols;
-    uint4* to = shared.stage[group][buffer] + lane;
+    uint4* to = shared.stage[group][Form::kStages > 1 ? buffer : 0] + lane;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
       const int64_t row = min(tile * kTileRows + lane / 4 + 8 * half, project.x.rows - 1);
@@ -146,7 +161,7 @@ struct Pass {
   }
 
   __device__ __forceinline__ void take_stage(int buffer, Tile& tile, uint4 (&y)[kHalves]) const {
-    const uint4* from = shared.stage[group][buffer] + threadIdx.x % kWarp;
+    const uint4* from = shared.stage[group][Form::kStages > 1 ? buffer : 0] + threadIdx.x % kWarp;
 #pragma unroll
     for (int half = 0; half < kHalves; ++half) {
 #pragma unroll
@@ -226,26 +241,26 @@ struct Pass {
 };
 
 // Block (slice, part); its teams go through tiles of 16 rows, each for itself, a warp a group.
-template <bool kWhole, bool kLeaves>
-__global__ void __launch_bounds__(kPassWarps* kWarp, 1)
+template <class Form, bool kWhole, bool kLeaves>
+__global__ void __launch_bounds__(Form::kWarps* kWarp, 1)
     pass_kernel(const __grid_constant__ PassArguments args) {
   extern __shared__ __align__(128) uint8_t shared_bytes[];
-  PassShared& shared = *reinterpret_cast<PassShared*>(shared_bytes);
+  PassShared<Form>& shared = *reinterpret_cast<PassShared<Form>*>(shared_bytes);
   const int warp = threadIdx.x / kWarp;
   const int64_t channel = int64_t{blockIdx.x} * kSlice;
   // Constant: before the wait. All of a warp's loads are under way before the first is stored.
   constexpr int kPieces = kSliceGroups * kStreams * kTiles;
-  constexpr int kEach = (kPieces + kPassWarps - 1) / kPassWarps;
+  constexpr int kEach = (kPieces + Form::kWarps - 1) / Form::kWarps;
   Float8 piece[kEach];
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int at = min(warp + i * kPassWarps, kPieces - 1);
+    const int at = min(warp + i * Form::kWarps, kPieces - 1);
     piece[i] = load_weights<kWhole>(args.project, channel + at / (kStreams * kTiles) * kGroup,
                                     at / kTiles % kStreams, at % kTiles);
   }
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
-    const int at = min(warp + i * kPassWarps, kPieces - 1);
+    const int at = min(warp + i * Form::kWarps, kPieces - 1);
     store_weights(piece[i], shared.weights + at / (kStreams * kTiles) * kGroupPieces,
                   at / kTiles % kStreams, at % kTiles);
   }
@@ -253,12 +268,12 @@ __global__ void __launch_bounds__(kPassWarps* kWarp, 1)
   __syncthreads();
   const int team = warp / kSliceGroups;
   const int group = warp % kSliceGroups;
-  Pass<kWhole, kLeaves> pass{args, shared.team[team], group};
+  Pass<Form, kWhole, kLeaves> pass{args, shared.team[team], group};
   const auto meet = [&] {
     asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kSliceGroups * kWarp) : "memory");
   };
   const int64_t tiles = (args.project.x.rows + kTileRows - 1) / kTileRows;
-  const int64_t step = int64_t{gridDim.y} * kTeams;
+  const int64_t step = int64_t{gridDim.y} * Form::kTeams;
   const int64_t vector = channel / 8 + group * kGroupVectors;
   const auto copy = [&](int64_t tile, int buffer) {
     if (tile < tiles) {
@@ -267,16 +282,21 @@ __global__ void __launch_bounds__(kPassWarps* kWarp, 1)
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
-  int64_t tile = int64_t{blockIdx.y} * kTeams + team;
+  constexpr bool kAhead = Form::kStages > 1;  // of the tile's own work
+  int64_t tile = int64_t{blockIdx.y} * Form::kTeams + team;
   int buffer = 0;
   copy(tile, 0);
   for (; tile < tiles; tile += step, buffer ^= 1) {
-    copy(tile + step, buffer ^ 1);
-    asm volatile("cp.async.wait_group 1;" ::: "memory");
+    if constexpr (kAhead) copy(tile + step, buffer ^ 1);
+    asm volatile("cp.async.wait_group %0;" ::"n"(Form::kStages - 1) : "memory");
     meet();  // the mixes are there, and all have read the last tile's sums
     Tile taken;
     uint4 y[kHalves];
     pass.take_stage(buffer, taken, y);
+    if constexpr (!kAhead) {
+      __syncwarp();
+      copy(tile + step, buffer ^ 1);
+    }
     GroupSums sums;
     pass.take_group(taken, y, tile * kTileRows, vector, buffer,
                     shared.weights + group * kGroupPieces, sums);
@@ -286,10 +306,9 @@ __global__ void __launch_bounds__(kPassWarps* kWarp, 1)
   }
 }
 
-constexpr int64_t kFewRows = 1024;
-
 // By one warp.
 __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
+  if (first_row >= args.x.rows) return;
   const int lane = threadIdx.x % kWarp;
   const int64_t slices = args.slices;
   float sum[kFinishRows] = {};
@@ -306,23 +325,26 @@ __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
   write_mixes(args, first_row, sum);
 }
 
-constexpr int kCoefficientWarps = 8;
-
-__global__ void __launch_bounds__(kCoefficientWarps* kWarp)
-    coefficients_kernel(FinishArguments args) {
-  await_earlier();
-  const int64_t pair = int64_t{blockIdx.x} * kCoefficientWarps + threadIdx.x / kWarp;
-  if (pair * kFinishRows < args.x.rows) coefficients(args, pair * kFinishRows);
-}
-
-// A block has two rows, each of them threads that scale x; a last warp, if there is one, makes
-// their coefficients.
-template <bool kWhole>
+// A block has two rows, each of them threads that scale x. Of few rows a last warp makes their
+// mixes; of many a further block behind as many as it has warps does, since that waits on latencies
+// only and so passes beside the others' copying.
+template <bool kWhole, bool kMakesTiles>
 __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
     finish_kernel(FinishArguments args) {
   await_earlier();
-  const int64_t first_row = int64_t{blockIdx.x} * kFinishRows;
   const int threads = args.row_threads;
+  int64_t pair = blockIdx.x;
+  if (args.mixes_apart) {
+    const int warps = kFinishRows * threads / kWarp;
+    const int64_t turn = blockIdx.x / (warps + 1);
+    const int in_turn = static_cast<int>(blockIdx.x % (warps + 1));
+    if (in_turn == warps) {
+      coefficients(args, (turn * warps + threadIdx.x / kWarp) * kFinishRows);
+      return;
+    }
+    pair = turn * warps + in_turn;
+  }
+  const int64_t first_row = pair * kFinishRows;
   const int which = static_cast<int>(threadIdx.x) / threads;
   if (which == kFinishRows) {
     coefficients(args, first_row);
@@ -347,37 +369,54 @@ __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
   for (int i = 0; i < kScaleVectors; ++i) {
     const int64_t vector = first + i * threads;
     const uint4 w = load8<kWhole>(args.norm_weight, vector, hidden);
-    store8<kWhole>(x, vector, hidden, normed(raw[i], inverse, w));
+    const uint4 result = normed(raw[i], inverse, w);
+    store8<kWhole>(x, vector, hidden, result);
+    if constexpr (kMakesTiles) {  // half a warp has 128 channels: all of them or none
+      const TileCodes codes = tile_codes(result);
+      if (vector * 8 < hidden) store_codes(args.tiles, row, vector, codes);
+    }
   }
 }
 
 int64_t slice_count(int64_t hidden) { return divide_up(hidden, kSlice); }
 
-template <bool kWhole>
+constexpr int64_t kFewRows = 1024;
+
+template <class Form, bool kWhole>
 void launch_pass(Stream stream, const PassArguments& args) {
   constexpr int64_t kBlocks = 132;  // one a processor
   const ProjectArguments& project = args.project;
-  const int64_t blocks = divide_up(divide_up(project.x.rows, kTileRows), kTeams);
+  const int64_t blocks = divide_up(divide_up(project.x.rows, kTileRows), Form::kTeams);
   const int64_t parts = std::min(std::max<int64_t>(kBlocks / project.slices, 1), blocks);
   const Grid grid(dim3(static_cast<unsigned>(project.slices), static_cast<unsigned>(parts)),
-                  kPassWarps * kWarp, sizeof(PassShared));
-  const auto kernel =
-      args.leave.y.data != nullptr ? pass_kernel<kWhole, true> : pass_kernel<kWhole, false>;
+                  Form::kWarps * kWarp, sizeof(PassShared<Form>));
+  const auto kernel = args.leave.y.data != nullptr ? pass_kernel<Form, kWhole, true>
+                                                   : pass_kernel<Form, kWhole, false>;
   launch_kernel(kernel, grid, stream, args);
 }
 
 template <bool kWhole>
 void launch_finish(Stream stream, const FinishArguments& args) {
-  const int64_t rows = args.x.rows;
-  const auto grid = static_cast<unsigned>(divide_up(rows, kFinishRows));
+  const int64_t pairs = divide_up(args.x.rows, kFinishRows);
   const int threads = args.row_threads * kFinishRows;
-  if (rows <= kFewRows) {
-    launch_kernel(finish_kernel<kWhole>, {grid, threads + kWarp}, stream, args);
-    return;
+  const auto kernel =
+      args.tiles.codes != nullptr ? finish_kernel<kWhole, true> : finish_kernel<kWhole, false>;
+  if (args.mixes_apart) {
+    const int warps = threads / kWarp;
+    launch_kernel(kernel, {divide_up(pairs, warps) * (warps + 1), threads}, stream, args);
+  } else {
+    launch_kernel(kernel, {pairs, threads + kWarp}, stream, args);
   }
-  launch_kernel(finish_kernel<kWhole>, {grid, threads}, stream, args);
-  const auto warps = static_cast<unsigned>(divide_up(grid, kCoefficientWarps));
-  launch_kernel(coefficients_kernel, {warps, kCoefficientWarps * kWarp}, stream, args);
+}
+
+template <bool kWhole>
+void launch_both(Stream stream, const PassArguments& pass, const FinishArguments& finish) {
+  if (pass.project.x.rows <= kFewRows) {
+    launch_pass<FewRowsPass, kWhole>(stream, pass);
+  } else {
+    launch_pass<ManyRowsPass, kWhole>(stream, pass);
+  }
+  launch_finish<kWhole>(stream, finish);
 }
 
 }  // namespace
@@ -388,7 +427,9 @@ int64_t hc_enter_workspace_bytes(int64_t rows, int64_t hidden) {
 
 void hc_enter(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
               const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
-              const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, void* workspace) {
+              const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, const InputTiles& tiles,
+              void* workspace) {
+  CHECK(tiles.codes == nullptr || x.cols % kChunk == 0);
   CHECK(options.streams == kStreams && streams.cols == kStreams * x.cols);
   CHECK(x.cols <= kHiddenMax && leave.parts.rows.data == nullptr);
   CHECK(leave.y.data == nullptr || leave.streams.data == streams.data);
@@ -396,8 +437,16 @@ void hc_enter(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
   const int64_t slices = slice_count(x.cols);
   auto* partials = static_cast<float*>(workspace);
   const PassArguments args{leave, {streams, weights.fn, carried, x, partials, slices}};
-  const FinishArguments finish{partials,    slices, weights, options,
-                               norm_weight, mix,    x,       row_threads(x.cols, kScaleVectors)};
+  const FinishArguments finish{.partials = partials,
+                               .slices = slices,
+                               .weights = weights,
+                               .options = options,
+                               .norm_weight = norm_weight,
+                               .mix = mix,
+                               .x = x,
+                               .tiles = tiles,
+                               .row_threads = row_threads(x.cols, kScaleVectors),
+                               .mixes_apart = x.rows > kFewRows};
   const auto in_fours = [](const Rows<const float>& rows) {
     return is_whole(rows.data, 8) && rows.stride % 4 == 0;
   };
@@ -406,11 +455,9 @@ void hc_enter(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
                      is_whole(weights.fn, x.cols) && is_whole(norm_weight, x.cols) &&
                      in_fours(carried);
   if (whole) {
-    launch_pass<true>(stream, args);
-    launch_finish<true>(stream, finish);
+    launch_both<true>(stream, args, finish);
   } else {
-    launch_pass<false>(stream, args);
-    launch_finish<false>(stream, finish);
+    launch_both<false>(stream, args, finish);
   }
 }
 

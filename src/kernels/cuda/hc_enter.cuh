@@ -4,6 +4,7 @@
 
 #include "kernels/cuda/exponential.cuh"
 #include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/input_tiles.h"
 #include "kernels/cuda/mma_bf16.cuh"
 #include "kernels/cuda/row.cuh"
 
@@ -151,7 +152,9 @@ struct FinishArguments {
   const Bf16* norm_weight;
   HcMix mix;
   Rows<Bf16> x;
-  int row_threads;  // that scale a row
+  InputTiles tiles;  // of x, if wanted
+  int row_threads;   // that scale a row
+  bool mixes_apart;  // by blocks of their own
 };
 
 __device__ __forceinline__ float from_lane(float x, int lane) {

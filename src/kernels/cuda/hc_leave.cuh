@@ -57,16 +57,35 @@ __device__ __forceinline__ void leave8(const LeaveMix& mix, uint4 y, uint4 (&str
 // The sum of a row's experts in the order of the choices, then of its shared expert.
 __device__ __forceinline__ uint4 combine8(const ExpertParts& parts, int64_t row, int64_t vector) {
   const int64_t width = parts.rows.cols;
+  constexpr int32_t kAtOnce = 6;  // places, then rows, asked for together
+  const uint4 shared = load8<true>(row_of(parts.shared, row), vector, width);
   Float8 sum = {};
-  for (int32_t choice = 0; choice < parts.top_k; ++choice) {
-    const Float8 one =
-        widen8(load8<true>(row_of(parts.rows, row * parts.top_k + choice), vector, width));
+  const auto add = [&sum](uint4 raw) {
+    const Float8 one = widen8(raw);
 #pragma unroll
     for (int e = 0; e < 8; ++e) sum.v[e] += one.v[e];
-  }
-  const Float8 shared = widen8(load8<true>(row_of(parts.shared, row), vector, width));
+  };
+  for (int32_t first = 0; first < parts.top_k; first += kAtOnce) {
+    int64_t from[kAtOnce];
+    uint4 raw[kAtOnce];
 #pragma unroll
-  for (int e = 0; e < 8; ++e) sum.v[e] += shared.v[e];
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      from[i] = -1;
+      if (first + i >= parts.top_k) continue;
+      from[i] = row * parts.top_k + first + i;
+      if (parts.place != nullptr) from[i] = parts.place[from[i]];
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      raw[i] = {};
+      if (from[i] >= 0) raw[i] = load8<true>(row_of(parts.rows, from[i]), vector, width);
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kAtOnce; ++i) {
+      if (from[i] >= 0) add(raw[i]);
+    }
+  }
+  add(shared);
   return narrow8(sum);
 }
 

@@ -11,7 +11,13 @@
 // of x. One barrier of the cluster in all. Mixes are made by further warps, two rows each, beside
 // the scaling. All sums are those of hc_enter.cu, in the same order: the same bits.
 //
-// Measured on an H200, one behind the other: 9.0 us for up to 16 rows, 10.2 for 32, 10.8 for 48
+// Q8 of x wants the largest exponent of 128 channels, and a block's 320 are two and a half times as
+// many: blocks in pairs give each other 64 channels of x, not yet scaled, with the sums, and two
+// warps scale the neighbour's for their exponents. So there is no second barrier.
+//
+// Measured on an H200, one behind the other, with Q8: 9.2 us for up to 4 rows, 9.5 for 16, 10.3 for
+// 32, 11.0 for 48; with the sum of six released experts 9.7, 10.2, 11.4 and 12.2, where three
+// launches took 12.8, 13.7, 14.0 and 14.6. Without Q8 0.3 less
 // (hc_leave and two launches of hc_enter before: 15 to 16; this file's two launches, up to 8 rows:
 // 11.6). hc_enter.cu's two launches now take 9.4 to 11.5. Seven clusters of 16 are in work at a
 // time; tiles of 16 rows (12.2 us for 64, 12.7 for 96) are behind hc_enter.cu, and so was a version
@@ -25,6 +31,7 @@
 #include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/sm90.cuh"
+#include "kernels/cuda/tile_codes.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -44,6 +51,13 @@ constexpr int kMixWarps = 4;
 constexpr int kSiteThreads = (kBlockGroups + kMixWarps) * kWarp;
 constexpr int kRows = 8;  // of a cluster
 
+// A block's ten groups of 32 and two of its neighbour (block index ^ 1) are three chunks of 128:
+// those of even blocks come first, the neighbour's behind them.
+constexpr int kChunkGroups = kChunk / kGroup;
+constexpr int kSharedGroups = kChunkGroups - kBlockGroups % kChunkGroups;
+constexpr int kBlockChunks = (kBlockGroups + kSharedGroups) / kChunkGroups;
+static_assert(kSharedGroups == 2 && kBlockChunks == 3 && kSharedGroups <= kMixWarps);
+
 struct SiteArguments {
   HcLeave leave;
   ProjectArguments project;
@@ -56,6 +70,9 @@ struct SiteShared {
   float sums[kSumsMax][kPartials];  // what other blocks push
   float out_squares[kRows][kSquaresPitch];
   float mix[kRows][kMixFloats];  // what rows are left with
+  // Of Q8: the neighbour's x of the chunk that is half this block's, and the groups' exponents.
+  uint4 neighbour[kSharedGroups][kWarp];
+  int4 exponents[kBlockChunks][kRows];
 };
 static_assert(sizeof(SiteShared) <= 227 * 1024);
 
@@ -73,6 +90,15 @@ __device__ __forceinline__ void push(float* place, uint32_t block, float value) 
                : "=r"(there)
                : "r"(shared_address(place)), "r"(block));
   asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
+}
+__device__ __forceinline__ void push(uint4* place, uint32_t block, uint4 value) {
+  uint32_t there;
+  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
+               : "=r"(there)
+               : "r"(shared_address(place)), "r"(block));
+  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(there), "r"(value.x),
+               "r"(value.y), "r"(value.z), "r"(value.w)
+               : "memory");
 }
 
 struct Site {
@@ -201,21 +227,68 @@ struct Site {
     }
   }
 
-  // One warp's part of x, once all squares are there. Slices past the row's end add zeros.
-  __device__ __forceinline__ void scale(uint4 x, uint4 weight) const {
-    const FinishArguments& finish = args.finish;
-    const int64_t hidden = finish.x.cols;
-    const int64_t row = first_row + in_tile();
+  __device__ __forceinline__ bool makes_tiles() const { return args.finish.tiles.codes != nullptr; }
+  __device__ __forceinline__ bool is_odd() const { return blockIdx.x % 2 != 0; }
+
+  // What the neighbour needs of x, not yet scaled, to know the scale of a chunk that is half its.
+  __device__ __forceinline__ void push_shared_groups(uint4 x) const {
+    const int group = static_cast<int>(threadIdx.x) / kWarp;
+    const int which = is_odd() ? group : group - (kBlockGroups - kSharedGroups);
+    const uint32_t neighbour = blockIdx.x ^ 1U;
+    if (which < 0 || which >= kSharedGroups || neighbour >= gridDim.x) return;
+    push(&shared.neighbour[which][threadIdx.x % kWarp], neighbour, x);
+  }
+
+  // Of this lane's row, once all squares are there. Slices past the row's end add zeros.
+  __device__ __forceinline__ float inverse() const {
     float squares = 0.0F;
 #pragma unroll 8
     for (uint32_t slice = 0; slice < gridDim.x * kBlockSlices; slice += 2) {
       const float2 two = *reinterpret_cast<const float2*>(&shared.out_squares[in_tile()][slice]);
       squares = (squares + two.x) + two.y;
     }
-    const float inverse = inverse_rms(squares, hidden, finish.options.norm_eps);
-    if (row < finish.x.rows) {
-      store8<true>(row_of(finish.x, row), vector(), hidden, normed(x, inverse, weight));
+    return inverse_rms(squares, args.finish.x.cols, args.finish.options.norm_eps);
+  }
+
+  // Group `slot` of the three chunks is this warp's.
+  __device__ __forceinline__ void tell_exponent(int slot, int exponent) const {
+    if (threadIdx.x % 4 != 0) return;
+    auto* row = reinterpret_cast<int*>(&shared.exponents[slot / kChunkGroups][in_tile()]);
+    row[slot % kChunkGroups] = exponent;
+  }
+  static constexpr int kExponentThreads = (kBlockGroups + kSharedGroups) * kWarp;
+
+  // One warp's part of x.
+  __device__ __forceinline__ void scale(uint4 x, uint4 weight) const {
+    const FinishArguments& finish = args.finish;
+    const int64_t row = first_row + in_tile();
+    const bool inside = row < finish.x.rows;
+    const uint4 result = normed(x, inverse(), weight);
+    if (inside) store8<true>(row_of(finish.x, row), vector(), finish.x.cols, result);
+    if (!makes_tiles()) return;
+    const Float8 values = widen8(result);
+    const int exponent = group_exponent(values);
+    const int slot = static_cast<int>(threadIdx.x) / kWarp + (is_odd() ? kSharedGroups : 0);
+    tell_exponent(slot, exponent);
+    asm volatile("bar.sync 2, %0;" ::"n"(kExponentThreads) : "memory");
+    const int4 four = shared.exponents[slot / kChunkGroups][in_tile()];
+    const int base = max(max(four.x, four.y), max(four.z, four.w));
+    if (inside && vector() * 8 < finish.x.cols) {
+      store_codes(finish.tiles, row, vector(), codes_of(values, exponent, base));
     }
+  }
+
+  // A group of the neighbour's, by one of the last warps: its exponents alone.
+  __device__ __forceinline__ int64_t shared_vector(int which) const {
+    const int64_t group = int64_t{blockIdx.x} * kBlockGroups + which;
+    return (group + (is_odd() ? -kSharedGroups : kBlockGroups)) * kGroupVectors + threadIdx.x % 4;
+  }
+  __device__ __forceinline__ void scale_shared_group(int which, uint4 weight) const {
+    uint4 x = {};
+    if ((blockIdx.x ^ 1U) < gridDim.x) x = shared.neighbour[which][threadIdx.x % kWarp];
+    const int slot = which + (is_odd() ? 0 : kBlockGroups);
+    tell_exponent(slot, group_exponent(widen8(normed(x, inverse(), weight))));
+    asm volatile("bar.arrive 2, %0;" ::"n"(kExponentThreads) : "memory");
   }
 
   // The mixes of this block's pairs of rows.
@@ -247,6 +320,7 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
   cluster_arrive();  // so that nobody pushes into a block that has not begun
   const int warp = threadIdx.x / kWarp;
   const bool has_group = warp < kBlockGroups;
+  const int shares = warp - (kBlockGroups + kMixWarps - kSharedGroups);  // a group, from 0 on
   uint4* weights = shared.weights + warp * kGroupPieces;
   uint4 norm_weight = {};
   const Site site{args, shared, int64_t{blockIdx.y} * kRows};
@@ -262,6 +336,9 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
     for (int i = 0; i < kStreams * kTiles; ++i) {
       store_weights(w[i / kTiles][i % kTiles], weights, i / kTiles, i % kTiles);
     }
+  } else if (shares >= 0) {
+    norm_weight =
+        load8<true>(args.finish.norm_weight, site.shared_vector(shares), args.project.x.cols);
   }
   await_earlier();
   Site::Loaded loaded = {};
@@ -275,12 +352,14 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
   if (!has_group) {
     cluster_arrive();
     cluster_wait();
+    if (shares >= 0 && site.makes_tiles()) site.scale_shared_group(shares, norm_weight);
     site.make_mixes();
     return;
   }
   Tile tile = {};
   GroupSums sums;
   const uint4 x = site.leave_and_collapse(loaded, tile, sums);
+  if (site.makes_tiles()) site.push_shared_groups(x);
   multiply_group(tile, weights, sums);
   site.store_sums(sums);
   asm volatile("bar.sync 1, %0;" ::"n"(kBlockGroups * kWarp) : "memory");
@@ -336,7 +415,8 @@ bool in_fours(const Rows<const float>& rows) {
 
 void hc_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
              const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
-             const Bf16* norm_weight, HcMix mix, Rows<Bf16> x) {
+             const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, const InputTiles& tiles) {
+  CHECK(tiles.codes == nullptr || x.cols % kChunk == 0);
   CHECK(hc_site_supports(leave, streams, weights, options, carried, norm_weight, x));
   CHECK(leave.y.data == nullptr || leave.streams.data == streams.data);
   const int64_t slices = divide_up(x.cols, kSlice);
@@ -355,7 +435,9 @@ void hc_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
                                       .norm_weight = norm_weight,
                                       .mix = mix,
                                       .x = x,
-                                      .row_threads = 0}};
+                                      .tiles = tiles,
+                                      .row_threads = 0,
+                                      .mixes_apart = false}};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(x.rows, kRows)));
   launch_kernel(site_kernel,
                 {grid, kSiteThreads, sizeof(SiteShared), static_cast<uint32_t>(blocks)}, stream,

@@ -15,9 +15,9 @@ bool hc_site_supports(const HcLeave& leave, Rows<const Bf16> streams, const HcWe
                       const HcOptions& options, Rows<const float> carried, const Bf16* norm_weight,
                       Rows<const Bf16> x);
 
-// hc_leave and hc_enter of the same streams in one launch.
+// hc_leave and hc_enter of the same streams in one launch, with x in Q8 if `tiles` has codes.
 void hc_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
              const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
-             const Bf16* norm_weight, HcMix mix, Rows<Bf16> x);
+             const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, const InputTiles& tiles);
 
 }  // namespace galley::kernels::cuda

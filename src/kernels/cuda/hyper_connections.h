@@ -5,6 +5,7 @@
 #pragma once
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/input_tiles.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 
@@ -12,11 +13,12 @@ namespace galley::kernels::cuda {
 
 constexpr int32_t kStreams = 4;
 
-// The experts' results of each row, still to be added up: rows row * top_k + choice, and the shared
-// expert's.
+// The experts' results of each row, still to be added up: rows row * top_k + choice, or what
+// `place` has there (below 0: none), and the shared expert's.
 struct ExpertParts {
   Rows<const Bf16> rows = {};
   int32_t top_k = 0;
+  const int32_t* place = nullptr;
   Rows<const Bf16> shared = {};
 };
 
@@ -34,10 +36,11 @@ int64_t hc_enter_workspace_bytes(int64_t rows, int64_t hidden);
 
 // One pass over the streams that leaves one site and enters the next, and a second launch or two.
 // `mix` may be where `carried`, `leave.post` and `leave.comb` are. norm_weight [hidden], x [R,
-// hidden].
+// hidden]. `tiles`, with codes: x in Q8 too, hidden a multiple of 128.
 void hc_enter(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
               const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
-              const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, void* workspace);
+              const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, const InputTiles& tiles,
+              void* workspace);
 
 void collapse_norm(Stream stream, Rows<const Bf16> streams, Rows<const float> carried,
                    const Bf16* norm_weight, float eps, Rows<Bf16> x);

@@ -1,0 +1,43 @@
+// Rows that the call before made in Q8 along with themselves, so that products need not.
+//
+// Known until it is forgotten, which every call does that may launch something. Who makes rows is
+// told to make their tiles from the first time on that folded products came right behind. Owned by
+// the engine's thread.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/input_tiles.h"
+#include "kernels/tensor.h"
+
+namespace galley::kernels::cuda {
+
+class MadeTiles {
+ public:
+  bool wanted(int64_t columns) const { return columns == columns_; }
+  void made(Rows<const Bf16> x, const InputTiles& tiles) {
+    x_ = x;
+    tiles_ = tiles;
+  }
+  void forget() { *this = MadeTiles(columns_); }
+  // Of x, for folded products; without codes if they were not made, or are forgotten.
+  InputTiles of(Rows<const Bf16> x) {
+    if (x.data == nullptr || x.data != x_.data || x.rows != x_.rows || x.cols != x_.cols ||
+        x.stride != x_.stride) {
+      return {};
+    }
+    if (x.cols % kChunk == 0) columns_ = x.cols;
+    return tiles_;
+  }
+
+  MadeTiles() = default;
+
+ private:
+  explicit MadeTiles(int64_t columns) : columns_(columns) {}
+
+  Rows<const Bf16> x_;
+  InputTiles tiles_;
+  int64_t columns_ = 0;  // of rows whose tiles were wanted
+};
+
+}  // namespace galley::kernels::cuda

@@ -1,0 +1,227 @@
+// A layer between its sites at the released width, as a step calls it: sites that make x in Q8
+// along with x, plans that take these codes to the experts, and the sum of the experts in the next
+// site have the bits of one operation after the other, for every number of rows.
+//
+// Each operation is finished before the next one in one run, so that nothing rides along; all are
+// handed over together in the other, which is what a step does. Skipped without a usable device.
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "kernels/cuda/cuda_ops.h"
+#include "kernels/ops_test_cases.h"
+
+namespace galley::kernels {
+namespace {
+
+constexpr int64_t kHidden = 5120;
+constexpr int64_t kInner = 1024;
+constexpr int64_t kOut = 512;
+constexpr int32_t kExperts = 10;
+constexpr int32_t kTopK = 6;
+constexpr int64_t kRowsMax = 1100;
+
+class CudaReleasedLayer : public testing::Test {
+ protected:
+  void SetUp() override {
+    auto made = cuda::make_cuda_ops(0);
+    if (!made) GTEST_SKIP() << made.error().message;
+    ops_ = *std::move(made);
+  }
+
+  std::byte* room(int64_t bytes) {
+    blocks_.push_back(MemoryBlock::create(ops_->memory(), bytes, "a test").value());
+    return blocks_.back().data();
+  }
+  template <class T>
+  T* placed(const std::vector<T>& host) {
+    const auto bytes = std::ssize(host) * static_cast<int64_t>(sizeof(T));
+    std::byte* at = room(bytes);
+    ops_->memory().write(at, host.data(), bytes);
+    return reinterpret_cast<T*>(at);
+  }
+  template <class T>
+  Rows<T> placed_rows(const std::vector<T>& host) {
+    return Rows<T>(placed(host), kRowsMax, std::ssize(host) / kRowsMax);
+  }
+  WeightView placed(const StoredWeight& stored) {
+    WeightView raw = stored.view();
+    const auto* codes = static_cast<const uint8_t*>(raw.data);
+    raw.data = placed(std::vector<uint8_t>(codes, codes + raw.data_bytes()));
+    if (raw.scale != nullptr) {
+      raw.scale = placed(std::vector<uint8_t>(raw.scale, raw.scale + raw.scale_bytes()));
+    }
+    return raw;
+  }
+  WeightView folded(const StoredWeight& stored) {
+    const WeightView raw = placed(stored);
+    std::byte* to = room(ops_->folds()->matrix_bytes(raw));
+    ops_->folds()->fold_matrix(raw, to);
+    EXPECT_EQ(ops_->folds()->take_counts().value().misfits, 0);
+    return folded_view(raw, to);
+  }
+  // kExperts of them and the shared one.
+  MoeWeights folded_experts(Random& random) {
+    MoeWeights raw;
+    for (int32_t e = 0; e <= kExperts; ++e) {
+      const auto format = e < kExperts ? WeightFormat::kFp4Row32 : WeightFormat::kFp8Tile32;
+      experts_.push_back({placed(StoredWeight(random, format, kInner, kHidden)),
+                          placed(StoredWeight(random, format, kInner, kHidden)),
+                          placed(StoredWeight(random, format, kHidden, kInner))});
+    }
+    raw.shared = experts_.back();
+    raw.experts = std::span(experts_).first(kExperts);
+    std::byte* to = room(ops_->folds()->experts_bytes(raw));
+    for (int32_t e = 0; e <= kExperts; ++e) {
+      ops_->folds()->fold_expert(raw, e, experts_[static_cast<size_t>(e)], to);
+    }
+    EXPECT_EQ(ops_->folds()->take_counts().value().misfits, 0);
+    for (ExpertWeights& one : experts_) {
+      one = {folded_view(one.w1, to), folded_view(one.w3, to), folded_view(one.w2, to)};
+    }
+    raw.shared = experts_.back();
+    raw.experts = std::span(experts_).first(kExperts);
+    return raw;
+  }
+
+  std::unique_ptr<Ops> ops_;
+  std::vector<MemoryBlock> blocks_;
+  std::vector<ExpertWeights> experts_;
+};
+
+struct Layer {
+  HcWeights site;
+  const Bf16* norm;
+  WeightView project, gate;
+  MoeWeights moe;
+  std::vector<const float*> bias;
+  Rows<Bf16> streams, y, x, projected;
+  Rows<float> pre, post, comb, expert_weights;
+  Rows<int32_t> experts;
+
+  Layer first(int64_t rows) const {
+    Layer part = *this;
+    for (Rows<Bf16> Layer::*at : {&Layer::streams, &Layer::y, &Layer::x, &Layer::projected}) {
+      part.*at = (this->*at).slice(0, rows);
+    }
+    for (Rows<float> Layer::*at :
+         {&Layer::pre, &Layer::post, &Layer::comb, &Layer::expert_weights}) {
+      part.*at = (this->*at).slice(0, rows);
+    }
+    part.experts = experts.slice(0, rows);
+    part.bias.resize(static_cast<size_t>(rows));
+    return part;
+  }
+};
+
+// Of two layers' halves: a site and a product, a site and the experts, a site and a product.
+// next() stands between operations.
+template <class Next>
+void run(Ops& ops, const Layer& l, const Next& next) {
+  const HcMix mix{l.pre, l.post, l.comb};
+  const auto pass_site = [&] {
+    ops.hc_leave(l.y, mix.post, mix.comb, 4, l.streams);
+    next();
+    ops.hc_enter(l.streams, l.site, HcOptions{}, mix.pre, l.norm, mix, l.x);
+    next();
+  };
+  const Product product{.weight = l.project, .quantise_input = true, .y = l.projected, .y_f32 = {}};
+  pass_site();
+  ops.linear(l.x, {&product, 1});
+  next();
+  pass_site();
+  ops.route(l.x, l.gate, l.bias, {.top_k = kTopK, .scale = 1.5F, .gate_temperature = 1.0F},
+            l.experts, l.expert_weights, nullptr);
+  next();
+  ops.moe(l.x, l.moe, l.experts, l.expert_weights, l.y);
+  next();
+  pass_site();
+  ops.linear(l.x, {&product, 1});
+  next();
+}
+
+TEST_F(CudaReleasedLayer, TogetherIsOneAfterTheOther) {
+  Random random(91);
+  Layer layer{};
+  layer.site = {placed(random.f32(24 * 4 * kHidden, 0.01)), placed(random.f32(24, 0.5)),
+                placed(std::vector<float>{0.6F, 0.5F, 0.7F})};
+  layer.norm = placed(random.bf16(kHidden));
+  layer.project = folded(StoredWeight(random, WeightFormat::kFp8Tile32, kOut, kHidden));
+  layer.gate = placed(StoredWeight(random, WeightFormat::kBf16, kExperts, kHidden));
+  layer.moe = folded_experts(random);
+  layer.bias.assign(kRowsMax, placed(random.f32(kExperts, 0.1)));
+  const std::vector<Bf16> streams = random.bf16(kRowsMax * 4 * kHidden);
+  const std::vector<Bf16> y = random.bf16(kRowsMax * kHidden);
+  const std::vector<float> carried = random.f32(kRowsMax * 4);
+  const std::vector<float> post = random.f32(kRowsMax * 4);
+  const std::vector<float> comb = random.f32(kRowsMax * 16);
+  layer.streams = placed_rows(streams);
+  layer.y = placed_rows(y);
+  layer.x = placed_rows(y);
+  layer.pre = placed_rows(carried);
+  layer.post = placed_rows(post);
+  layer.comb = placed_rows(comb);
+  layer.projected = placed_rows(std::vector<Bf16>(kRowsMax * kOut));
+  layer.experts = placed_rows(std::vector<int32_t>(kRowsMax * kTopK));
+  layer.expert_weights = placed_rows(std::vector<float>(kRowsMax * kTopK));
+
+  // Other launches above 8 (a cluster's tile), 56 (clusters at a time), 170 (choices of a plan by
+  // one block), 512 (graphs) and 1,024 rows.
+  for (const int64_t rows : {1, 3, 8, 9, 33, 56, 57, 64, 130, 171, 512, 513, 1100}) {
+    SCOPED_TRACE(std::to_string(rows) + " rows");
+    const Layer l = layer.first(rows);
+    const auto begin_again = [&] {
+      const auto put = [&]<class T>(Rows<T> to, const std::vector<T>& from) {
+        ops_->memory().write(to.data, from.data(), rows * to.cols * int64_t{sizeof(T)});
+      };
+      put(l.streams, streams);
+      put(l.y, y);
+      put(l.x, y);
+      put(l.projected, y);
+      put(l.pre, carried);
+      put(l.post, post);
+      put(l.comb, comb);
+      ops_->begin_step();
+    };
+    const auto results = [&] {
+      std::vector<uint8_t> bytes;
+      const auto add = [&]<class T>(Rows<T> from) {
+        std::vector<T> host(static_cast<size_t>(rows * from.cols));
+        ops_->memory().read(host.data(), from.data,
+                            std::ssize(host) * static_cast<int64_t>(sizeof(T)));
+        append_bytes(bytes, host.data(), std::ssize(host));
+      };
+      add(l.streams);
+      add(l.y);
+      add(l.x);
+      add(l.projected);
+      add(l.pre);
+      add(l.post);
+      add(l.comb);
+      add(l.experts);
+      add(l.expert_weights);
+      return bytes;
+    };
+    begin_again();
+    run(*ops_, l, [&] {
+      ASSERT_TRUE(ops_->finish());
+      ops_->begin_step();
+    });
+    ASSERT_TRUE(ops_->finish());
+    const std::vector<uint8_t> expected = results();
+    // The first one may not know yet what is wanted of sites, the third is a graph's second.
+    for (int time = 0; time < 3; ++time) {
+      begin_again();
+      run(*ops_, l, [] {});
+      ASSERT_TRUE(ops_->finish());
+      EXPECT_TRUE(results() == expected) << "time " << time;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace galley::kernels
