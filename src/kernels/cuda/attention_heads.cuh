@@ -81,8 +81,10 @@ struct Stabiliser {
 struct Softmax {
   Stabiliser stabiliser;
   float sum = 0.0F;  // of the groups of this lane
+  float sums[4];     // of this thread's probabilities of the last block, by group
 
-  // s: this thread's 16 scores of the head at s[4 i + offset], in log2 units after `scale`.
+  // s: this thread's 16 scores of the head at s[4 i + offset], in log2 units after `scale`. Their
+  // probabilities come into their place. Returns what earlier sums are multiplied with.
   template <int kOffset>
   __device__ __forceinline__ float update(float (&s)[32], float scale, bool first) {
     float even_best = s[kOffset];
@@ -94,14 +96,16 @@ struct Softmax {
     }
     const float best = quad_max(fmaxf(even_best, odd_best)) * scale;
     const float rescale = stabiliser.move(best, first);
-    float sums[4];
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
       float* group = s + 8 * i + kOffset;
       sums[i] = exponentiate(group[0], group[1], group[4], group[5], scale, stabiliser.top);
     }
-    sum = first ? group_sum_of_lane(sums) : sum * rescale + group_sum_of_lane(sums);
     return rescale;
+  }
+  // Adds the last block's, when others no longer wait for its probabilities.
+  __device__ __forceinline__ void add(float rescale, bool first) {
+    sum = first ? group_sum_of_lane(sums) : sum * rescale + group_sum_of_lane(sums);
   }
 };
 

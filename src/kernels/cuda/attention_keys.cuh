@@ -1,14 +1,17 @@
 // The half of sparse attention that brings keys: from packed records anywhere in memory to blocks
 // of 64 decoded keys in shared memory (attention_sm90.cu says what for).
 //
-// A warp has 8 keys of every block. Neighbouring threads copy neighbouring bytes of a key to a
-// small ring of their warp, asynchronously; then each thread decodes 16 bytes of one key, so that
-// eight threads write eight rows of the swizzled tile without meeting at a bank. Both are needed:
-// with copies laid out like the stores, eight threads read eight lines at a time. Five instructions
-// decode two values: a byte permutation that leaves each code twice in its half word, a shift and
-// two masks that put magnitude and sign in bf16's place, and the product with the scale. The
-// arithmetic unit takes two cycles for most of them, so a block costs about 1,200 cycles on four
-// of them, beside 2,048 of the tensor cores.
+// A warp has 8 keys of every block, and looks up, copies and decodes them on its own: warps only
+// meet at the blocks' barriers. Neighbouring threads copy neighbouring bytes of a key to a small
+// ring of their warp, asynchronously, always 256 bytes of codes ahead; then each thread decodes 16
+// bytes of one key, so that eight threads write eight rows of the swizzled tile without meeting at
+// a bank. Both are needed: with copies laid out like the stores, eight threads read eight lines at
+// a time. Less than five instructions decode two values: two masks and a shift part the codes of a
+// word, a byte permutation puts two of them into half words, a multiplication puts magnitude and
+// sign in bf16's place, one mask and the product with the scale. Everything else is small because
+// places in the ring are constants of unrolled code: all in all about 450 instructions for a warp's
+// part of a block. With the ring's place, its pointers and the row's list shared by all warps
+// worked out at each 64 bytes it was 950, and 3,900 cycles of two warpgroups.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -41,16 +44,21 @@ constexpr uint32_t kKeysBytes = kTileBytes * 8;                // a block: 64 ke
 constexpr uint32_t kQAt = 0;                                   // 64 heads x 512
 constexpr uint32_t kKeysAt = kQAt + kKeysBytes;                // two blocks
 constexpr uint32_t kProbabilityAt = kKeysAt + 2 * kKeysBytes;  // one tile
-constexpr uint32_t kListAt = kProbabilityAt + kTileBytes;      // two lists of record pointers
-constexpr uint32_t kListBytes = kSlots * 8;
-constexpr uint32_t kRescaleAt = kListAt + 2 * kListBytes;  // [2][64] f32
-constexpr uint32_t kTopAt = kRescaleAt + 512;              // [2][64] f32
-constexpr uint32_t kSumAt = kTopAt + 512;                  // [2][64] f32
+constexpr uint32_t kRescaleAt = kProbabilityAt + kTileBytes;   // [2][64] f32
+constexpr uint32_t kTopAt = kRescaleAt + 512;                  // [2][64] f32
+constexpr uint32_t kSumAt = kTopAt + 512;                      // [2][64] f32
 constexpr uint32_t kBarriersAt = kSumAt + 512;
-constexpr uint32_t kStagingAt = kBarriersAt + 64;  // packed keys on their way
-constexpr uint32_t kGranuleBytes = 8 * 64;         // of a warp: 8 keys' codes, 64 bytes of each
-constexpr int32_t kGranules = 3;
-constexpr uint32_t kSharedBytes = kStagingAt + kProducers / 32 * kGranules * kGranuleBytes + 1024;
+constexpr uint32_t kStagingAt = kBarriersAt + 64;  // a part for each warp that decodes
+// A warp's part: packed keys on their way, and where the keys of its selection lie.
+constexpr int32_t kWarpKeys = 8;                       // of a block
+constexpr uint32_t kGranuleBytes = kWarpKeys * 64;     // codes, 64 bytes of each key
+constexpr uint32_t kWarpScalesAt = 4 * kGranuleBytes;  // two places
+constexpr uint32_t kWarpScalesBytes = kWarpKeys * 32;
+constexpr uint32_t kWarpListAt = kWarpScalesAt + 2 * kWarpScalesBytes;
+constexpr int32_t kWarpSelected = kAttentionSelectedMax / (kProducers / 32);
+constexpr uint32_t kWarpBytes = kWarpListAt + kWarpSelected * 8;
+constexpr uint32_t kSharedBytes = kStagingAt + kProducers / 32 * kWarpBytes + 1024;
+static_assert(kSharedBytes <= 227 * 1024);
 
 __device__ __forceinline__ int32_t selection_of(const AttentionRow& row) {
   return row.selected_count == nullptr ? 0 : *row.selected_count;
@@ -105,6 +113,21 @@ __device__ __forceinline__ uint32_t probability_barrier(uint32_t shared, int32_t
   return shared + kBarriersAt + 32 + slot * 8;
 }
 
+__device__ __forceinline__ const uint8_t* window_record_of(const AttentionRow* row, int32_t key) {
+  const int64_t position = row->window_begin + key;
+  if (position >= row->chunk_begin) {
+    return row->chunk + (position - row->chunk_begin) * kWindowBytes;
+  }
+  const uint32_t slot = static_cast<uint32_t>(position) % static_cast<uint32_t>(row->ring_slots);
+  return row->ring + slot * kWindowBytes;
+}
+__device__ __forceinline__ const uint8_t* global_record_of(const AttentionRow* row, int32_t entry,
+                                                           int32_t page) {
+  const auto per_page = static_cast<uint32_t>(row->global.records_per_page);
+  return row->global.pool + page * row->global.page_stride +
+         static_cast<uint32_t>(entry) % per_page * kGlobalBytes;
+}
+
 // A list of where the row's records lie, built in three stages, each of which only uses what the
 // one before has loaded long ago.
 template <int32_t kThreads>
@@ -135,28 +158,17 @@ struct ListBuilder {
                                                       uint32_t list) {
     const auto thread = static_cast<int32_t>(threadIdx.x);
     if (thread >= g.window_blocks * kBlock) return;
-    const int64_t position = row->window_begin + min(thread, g.window - 1);
-    const uint8_t* record;
-    if (position >= row->chunk_begin) {
-      record = row->chunk + (position - row->chunk_begin) * kWindowBytes;
-    } else {
-      const uint32_t slot =
-          static_cast<uint32_t>(position) % static_cast<uint32_t>(row->ring_slots);
-      record = row->ring + slot * kWindowBytes;
-    }
-    store_shared(list + thread * 8, record);
+    store_shared(list + thread * 8, window_record_of(row, min(thread, g.window - 1)));
   }
   __device__ __forceinline__ void write_selected(const AttentionRow* row, const Geometry& g,
                                                  uint32_t list) const {
-    const auto per_page = static_cast<uint32_t>(row->global.records_per_page);
     const int32_t padded = (g.blocks - g.window_blocks) * kBlock;
 #pragma unroll
     for (int32_t i = 0; i < kEach; ++i) {
       const int32_t at = static_cast<int32_t>(threadIdx.x) + i * kThreads;
       if (at < padded) {
-        const uint8_t* record = row->global.pool + page[i] * row->global.page_stride +
-                                static_cast<uint32_t>(entry[i]) % per_page * kGlobalBytes;
-        store_shared(list + (g.window_blocks * kBlock + at) * 8, record);
+        store_shared(list + (g.window_blocks * kBlock + at) * 8,
+                     global_record_of(row, entry[i], page[i]));
       }
     }
   }
@@ -191,13 +203,14 @@ __device__ __forceinline__ void store_global(const uint4& w, uint32_t scale_code
   uint32_t pairs[4][4];
 #pragma unroll
   for (int32_t q = 0; q < 4; ++q) {
-    const uint32_t even = words[q] << 4;
+    const uint32_t even = words[q] & 0x0F0F0F0FU;
+    const uint32_t odd = words[q] >> 4 & 0x0F0F0F0FU;
 #pragma unroll
-    for (int32_t k = 0; k < 4; ++k) {
-      // Both codes of byte k, each twice: below for the magnitude, on top for the sign.
-      const uint32_t codes = __byte_perm(even, words[q], 0x4400U + 0x1111U * k);
-      const uint32_t bits = ((codes << 2) & 0x01C001C0U) | (codes & 0x80008000U);
-      pairs[q][k] = multiply_bf16x2(bits, q < 2 ? low : high);
+    for (uint32_t k = 0; k < 4; ++k) {
+      // The codes of byte k, one a half word; times 2^6 + 2^12 the magnitude is in its place, and
+      // the sign.
+      const uint32_t codes = permute_bytes(even, odd, 0xC480U + 0x1111U * k);
+      pairs[q][k] = multiply_bf16x2(codes * 0x1040U & 0x81C081C0U, q < 2 ? low : high);
     }
   }
   store_pieces(pairs, at, chunk, key);
@@ -224,203 +237,198 @@ __device__ __forceinline__ void store_window(const uint4& w, uint32_t scale_code
   }
 }
 
-// Packed keys on their way from memory, warp by warp: a granule is 64 bytes of codes of each of the
-// warp's 8 keys of a block, and neighbouring threads copy neighbouring bytes. A global record has 4
-// granules, a window record 8.
-struct KeyStream {
-  const uint8_t* at = nullptr;  // of key lane / 4
-  int32_t left = 0;             // granules of this block
-  uint32_t list = 0;            // of the row
-  int32_t block = 0;
-  int32_t blocks = 0;  // of the row
-  int32_t window_blocks = 0;
-  uint32_t granule_at = 0;  // where the next one goes
-  bool dry = true;          // the rows that have a list are over
+// What a warp copies and decodes at a time, of each of its 8 keys of a block: 256 bytes of codes.
+// They are four granules of 64, and a record of the selection or half of one of the window.
+enum class Quad : int32_t { kGlobal, kWindowFirst, kWindowSecond, kNone };
 
-  __device__ __forceinline__ void set_row(const Geometry& g, uint32_t row_list) {
-    list = row_list;
-    block = 0;
-    blocks = g.blocks;
-    window_blocks = g.window_blocks;
+// Where a warp's quads come from, row after row. A row's selection is looked up while quads of its
+// window are on their way; each step only uses what the one before has loaded.
+template <bool kPair>
+struct KeySource {
+  const AttentionRow* row;
+  const AttentionRow* rows_end;
+  uint32_t list;     // the warp's, in shared memory
+  int32_t quad = 0;  // of the row, the next
+  int32_t window_quads = 0;
+  int32_t quads = 0;   // known when `step` is not 0
+  int32_t window = 0;  // keys
+  int32_t step = 0;
+  int32_t entry[2];
+  int32_t page[2];
+  // Of the last quad asked for, this thread's: 16 bytes of a granule, 64 further those of the next;
+  // and what it copies of the scales, if it does.
+  const uint8_t* codes_from;
+  const uint8_t* scales_from;
+  bool has_scales;
+
+  __device__ __forceinline__ KeySource(const Work& work, uint32_t warp_list)
+      : row(work.call.rows + first_row<kPair>()),
+        rows_end(work.call.rows + work.call.row_count),
+        list(warp_list) {}
+
+  __device__ __forceinline__ void open_row() {
+    window = static_cast<int32_t>(row->position - row->window_begin) + 1;
+    window_quads = (window + kBlock - 1) / kBlock * 2;
+    quad = 0;
+    step = 0;
   }
-
-  // Copies a granule, if there is one; in any case the copies that count grow by one. `staging` is
-  // where this thread's 16 bytes of the warp's first granule go.
-  __device__ __forceinline__ void next(uint32_t staging, bool next_known, const Geometry& next_g,
-                                       uint32_t next_list) {
-    if (left == 0) {
-      if (block == blocks && next_known && next_g.blocks > 0 && list != next_list) {
-        set_row(next_g, next_list);
+  __device__ __forceinline__ void look_up() {
+    if (step == 0) {
+      quads = selection_of(*row);  // keys until the next step
+    } else if (step == 1) {
+      const int32_t last = quads - 1;
+      quads = window_quads + (quads + kBlock - 1) / kBlock;
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) {
+        const int32_t at = (static_cast<int32_t>(threadIdx.x & 31) / kWarpKeys + i * 4) * kBlock +
+                           static_cast<int32_t>(threadIdx.x / 32) * kWarpKeys +
+                           static_cast<int32_t>(threadIdx.x % kWarpKeys);
+        entry[i] = last >= 0 ? __ldg(row->selected + min(at, last)) : 0;
       }
-      if (block == blocks) {
-        dry = true;
-      } else {
-        const uint32_t lane = threadIdx.x & 31;
-        at = record_of(list, block, lane >> 2) + (lane & 3) * 16;
-        left = block < window_blocks ? 8 : 4;
-        ++block;
+    } else if (step == 2) {
+      if (quads != window_quads) {
+        const auto per_page = static_cast<uint32_t>(row->global.records_per_page);
+#pragma unroll
+        for (int32_t i = 0; i < 2; ++i) {
+          page[i] = __ldg(row->global.page_table + static_cast<uint32_t>(entry[i]) / per_page);
+        }
+      }
+    } else if (step == 3) {
+      if (quads != window_quads) {
+        __syncwarp();
+#pragma unroll
+        for (int32_t i = 0; i < 2; ++i) {
+          store_shared(list + (threadIdx.x & 31) * 8 + i * 32 * 8,
+                       global_record_of(row, entry[i], page[i]));
+        }
+        __syncwarp();
       }
     }
-    if (left > 0) {
-      copy_16(staging + granule_at, at);
-      at += 64;
-      --left;
-    }
-    copy_commit();
-    granule_at = granule_at == (kGranules - 1) * kGranuleBytes ? 0 : granule_at + kGranuleBytes;
+    ++step;
   }
 
-  // Key 0..7 of this warp's in a block.
-  __device__ __forceinline__ static const uint8_t* record_of(uint32_t list, int32_t block,
-                                                             uint32_t key) {
-    return load_shared_pointer(list + (block * kBlock + (threadIdx.x >> 5) * 8 + key) * 8);
-  }
-  // A quarter of the scales of key lane / 4: of a global record 8 bytes, of a window record 4.
-  __device__ __forceinline__ static uint2 scales_of(uint32_t list, int32_t block, bool window) {
+  __device__ __forceinline__ Quad next() {
     const uint32_t lane = threadIdx.x & 31;
-    const uint8_t* record = record_of(list, block, lane >> 2);
-    if (window)
-      return {__ldg(reinterpret_cast<const uint32_t*>(record + kWidth + (lane & 3) * 4)), 0};
-    return __ldg(reinterpret_cast<const uint2*>(record + kWidth / 2 + (lane & 3) * 8));
+    if (quad == window_quads) {
+      while (step < 4) look_up();
+    }
+    if (quad >= window_quads && quad == quads) {
+      row += row_step<kPair>();
+      if (row >= rows_end) return Quad::kNone;
+      open_row();
+    }
+    Quad kind = Quad::kGlobal;
+    if (quad < window_quads) {
+      kind = (quad & 1) == 0 ? Quad::kWindowFirst : Quad::kWindowSecond;
+      if (kind == Quad::kWindowFirst) {
+        const int32_t key = quad / 2 * kBlock + static_cast<int32_t>(threadIdx.x / 32) * kWarpKeys +
+                            static_cast<int32_t>(lane / 4);
+        const uint8_t* record = window_record_of(row, min(key, window - 1));
+        codes_from = record + (lane & 3) * 16;
+        scales_from = record + kWidth;
+        has_scales = (lane & 3) == 0;
+      } else {
+        codes_from += 256;
+      }
+      look_up();
+    } else {
+      const uint8_t* record =
+          load_shared_pointer(list + ((quad - window_quads) * kWarpKeys + lane / 4) * 8);
+      codes_from = record + (lane & 3) * 16;
+      scales_from = record + kWidth / 2 + (lane & 3) * 16;
+      has_scales = (lane & 3) < 2;
+      if (quad == window_quads && row + row_step<kPair>() < rows_end) {
+        prefetch_l1(row + row_step<kPair>());
+      }
+    }
+    ++quad;
+    return kind;
   }
 };
 
 template <bool kPair>
 __device__ __forceinline__ void produce_keys(const Work& work) {
+  if (first_row<kPair>() >= work.call.row_count) return;
   const uint32_t shared = work.shared;
   // Thread 8 h + k of a warp decodes key k, 16 bytes of every 64; thread 4 k + h has copied them.
   // Pieces of a key's 64 bytes change places by its number, so that neither meets its own banks.
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t key = lane & 7;
   const uint32_t share = lane >> 3;
-  const uint32_t warp_staging =
-      shared + kStagingAt + (threadIdx.x >> 5) * (kGranules * kGranuleBytes);
-  const uint32_t copied = warp_staging + (lane >> 2) * 64 + ((lane ^ (lane >> 3)) & 3) * 16;
-  const uint32_t read = warp_staging + key * 64 + ((share ^ (key >> 1)) & 3) * 16;
-  const uint32_t place = ((threadIdx.x >> 5) * 8 + key) * 128;
+  const uint32_t staging = shared + kStagingAt + (threadIdx.x >> 5) * kWarpBytes;
+  const uint32_t copied = staging + (lane >> 2) * 64 + ((lane ^ (lane >> 3)) & 3) * 16;
+  const uint32_t read = staging + key * 64 + ((share ^ (key >> 1)) & 3) * 16;
+  uint32_t scales_copied = staging + kWarpScalesAt + (lane >> 2) * 32 + (lane & 1) * 16;
+  uint32_t scales_read = staging + kWarpScalesAt + key * 32;
+  int32_t scales_step = kWarpScalesBytes;  // to the other place
+  const uint32_t place = shared + kKeysAt + ((threadIdx.x >> 5) * kWarpKeys + key) * 128;
 
-  int32_t row = first_row<kPair>();
-  if (row >= work.call.row_count) return;
-  ListBuilder<kProducers> builder;
-  uint32_t list = shared + kListAt;
-  Geometry g = geometry_of(work.call.rows + row);
-  builder.load_entries(work.call.rows + row);
-  builder.write_window(work.call.rows + row, g, list);
-  named_sync(1, kProducers);
-  KeyStream stream;
-  uint32_t read_at = 0;  // where the oldest granule is
-  uint2 scales = {};
-  bool have_scales = false;
-  const auto prime = [&] {
-    for (int32_t i = 0; i < kGranules; ++i) stream.next(copied, false, g, list);
+  KeySource<kPair> source(work, staging + kWarpListAt);
+  source.open_row();
+  const auto copy_half = [&](int32_t half, bool wanted) {
+    if (wanted) {
+      copy_16(copied + half * 2 * kGranuleBytes, source.codes_from + half * 128);
+      copy_16(copied + (half * 2 + 1) * kGranuleBytes, source.codes_from + half * 128 + 64);
+      if (half == 0 && source.has_scales) copy_16(scales_copied, source.scales_from);
+    }
+    copy_commit();
   };
-  if (g.window_blocks > 0) {
-    // The window's records are on their way while the selection is looked up.
-    stream.set_row(g, list);
-    stream.dry = false;
-    scales = KeyStream::scales_of(list, 0, true);
-    have_scales = true;
-    prime();
-  }
-  builder.load_pages(work.call.rows + row);
-  builder.write_selected(work.call.rows + row, g, list);
-  named_sync(1, kProducers);
-
+  Quad kind = source.next();
+  copy_half(0, true);
+  copy_half(1, true);
   int32_t slot = 0;
   uint32_t parity = 1;  // the first round finds the slots free
-  for (;;) {
-    const int32_t next_row = row + row_step<kPair>();
-    const bool more = next_row < work.call.row_count;
-    const AttentionRow* next_descriptor = work.call.rows + next_row;
-    Geometry next_g = g;
-    const uint32_t next_list = shared + kListAt + (shared + kListAt + kListBytes - list);
-    int32_t stage = more ? 0 : 4;
-    const auto advance_stage = [&] {
-      if (stage == 0) {
-        next_g = geometry_of(next_descriptor);
-        builder.load_entries(next_descriptor);
-      } else if (stage == 1) {
-        builder.load_pages(next_descriptor);
-      } else if (stage == 2) {
-        named_sync(1, kProducers);  // no one reads the list of two rows ago any more
-        builder.write_window(next_descriptor, next_g, next_list);
-        builder.write_selected(next_descriptor, next_g, next_list);
+#pragma unroll 1
+  while (kind != Quad::kNone) {
+    const Quad next_kind = source.next();
+    const bool more = next_kind != Quad::kNone;
+    scales_copied += scales_step;
+    const uint32_t to = place + slot * kKeysBytes;
+#pragma unroll
+    for (int32_t half = 0; half < 2; ++half) {
+      copy_wait_but<1>();
+      __syncwarp();
+      uint4 codes[2];
+      uint32_t scales[2];
+      codes[0] = load_shared_16(read + half * 2 * kGranuleBytes);
+      codes[1] = load_shared_16(read + (half * 2 + 1) * kGranuleBytes);
+      if (kind == Quad::kGlobal) {
+        scales[0] = load_shared_two_bytes(scales_read + half * 16 + share * 2);
+        scales[1] = load_shared_two_bytes(scales_read + half * 16 + 8 + share * 2);
       } else {
-        named_sync(1, kProducers);
+        const uint32_t at =
+            scales_read + (kind == Quad::kWindowSecond ? 8 : 0) + half * 4 + (share >> 1);
+        scales[0] = load_shared_byte(at);
+        scales[1] = load_shared_byte(at + 2);
       }
-      ++stage;
-    };
-    if (g.blocks > 0 && stream.dry) {
-      copy_wait();
-      stream.set_row(g, list);
-      stream.dry = false;
-      stream.granule_at = 0;
-      read_at = 0;
-      prime();
+      __syncwarp();
+      copy_half(half, more);
+      if (half == 0 && kind != Quad::kWindowSecond) {
+        barrier_wait(empty_barrier(shared, slot), parity);
+      }
+      if (kind == Quad::kGlobal) {
+#pragma unroll
+        for (int32_t i = 0; i < 2; ++i) {  // two tiles each
+          store_global(codes[i], scales[i], to + ((half * 2 + i) * 2 + (share >> 1)) * kTileBytes,
+                       (share & 1) * 4, key);
+        }
+      } else {
+        const uint32_t at = to + (kind == Quad::kWindowSecond ? 4 * kTileBytes : 0);
+#pragma unroll
+        for (int32_t i = 0; i < 2; ++i) {
+          store_window(codes[i], scales[i], at + (half * 2 + i) * kTileBytes, share * 2, key);
+        }
+      }
     }
-#pragma unroll 1
-    for (int32_t block = 0; block < g.blocks; ++block) {
-      while (stage < 4) {
-        advance_stage();
-        if (block + 1 < g.blocks) break;
-      }
-      const bool next_known = more && stage == 4;
-      const bool window = block < g.window_blocks;
-      if (!have_scales) scales = KeyStream::scales_of(list, block, window);
-      uint2 next_scales = {};
-      have_scales = true;
-      if (block + 1 < g.blocks) {
-        next_scales = KeyStream::scales_of(list, block + 1, block + 1 < g.window_blocks);
-      } else if (next_known && next_g.blocks > 0) {
-        next_scales = KeyStream::scales_of(next_list, 0, next_g.window_blocks > 0);
-      } else {
-        have_scales = false;
-      }
-      barrier_wait(empty_barrier(shared, slot), parity);
-      uint32_t to = shared + kKeysAt + slot * kKeysBytes + place;
-      if (window) {
-#pragma unroll 1
-        for (int32_t i = 0; i < 8; ++i) {  // a tile of 64 channels each
-          copy_wait_but<kGranules - 1>();
-          __syncwarp();
-          // Byte 2 i + share / 2 of the scales: thread 4 key + i / 2 has it.
-          const uint32_t word = __shfl_sync(0xFFFFFFFFU, scales.x, key * 4 + i / 2);
-          const uint4 codes = load_shared_16(read + read_at);
-          store_window(codes, (word >> ((i & 1) * 16 + (share >> 1) * 8)) & 0xFFU, to, share * 2,
-                       key);
-          to += kTileBytes;
-          __syncwarp();  // the granule has been read
-          read_at = read_at == (kGranules - 1) * kGranuleBytes ? 0 : read_at + kGranuleBytes;
-          stream.next(copied, next_known, next_g, next_list);
-        }
-      } else {
-        to += (share >> 1) * kTileBytes;
-#pragma unroll 1
-        for (int32_t i = 0; i < 4; ++i) {  // two tiles each
-          copy_wait_but<kGranules - 1>();
-          __syncwarp();
-          // Bytes 8 i + 2 share and the next of the scales: thread 4 key + i has them.
-          const uint32_t low = __shfl_sync(0xFFFFFFFFU, scales.x, key * 4 + i);
-          const uint32_t high = __shfl_sync(0xFFFFFFFFU, scales.y, key * 4 + i);
-          const uint4 codes = load_shared_16(read + read_at);
-          store_global(codes, (share < 2 ? low : high) >> ((share & 1) * 16), to, (share & 1) * 4,
-                       key);
-          to += 2 * kTileBytes;
-          __syncwarp();
-          read_at = read_at == (kGranules - 1) * kGranuleBytes ? 0 : read_at + kGranuleBytes;
-          stream.next(copied, next_known, next_g, next_list);
-        }
-      }
-      scales = next_scales;
-      barrier_arrive(full_barrier(shared, slot));  // the reader has the proxy fence
+    scales_read += scales_step;
+    scales_step = -scales_step;
+    if (kind != Quad::kWindowFirst) {
+      __syncwarp();
+      if (lane == 0) barrier_arrive(full_barrier(shared, slot));  // the reader has the proxy fence
       parity ^= slot;
       slot ^= 1;
     }
-    if (!more) return;
-    while (stage < 4) advance_stage();  // a row without blocks leaves them undone
-    row = next_row;
-    g = next_g;
-    list = next_list;
+    kind = next_kind;
   }
 }
 

@@ -3,7 +3,7 @@
 //
 // Floor: a row is 84 MFLOP, 113 ns of one H200's bf16 peak (741 TFLOP/s), and 344 kB (packed keys
 // 215 kB, q and o 128 kB), 75 ns. So the tensor cores decide, if keys are decoded beside them: a
-// block of 64 keys is 2,048 cycles of wgmma, and decoding it about 2.5 instructions for each of
+// block of 64 keys is 2,048 cycles of wgmma, and decoding it about 2.4 instructions for each of
 // 32,768 values.
 //
 // Design: a CTA of five warpgroups, one an SM, takes row after row. Two decode keys into two blocks
@@ -13,16 +13,17 @@
 // putting their bits in place and one bf16 multiplication with the scale, which also mends
 // exponents and subnormals; keys stay 2^32 too small until the end, so that no scale overflows.
 // The stabiliser of the softmax moves only when the maximum grows 2^8 times: accumulators are
-// hardly ever rescaled. The next row's q comes while the last softmax of a row is taken, and the
-// list of its keys in three steps of which each only uses what the one before has loaded.
+// hardly ever rescaled. The next row's q comes while the last softmax of a row is taken, and its
+// selection is looked up while its window is decoded.
 //
 // Few rows: two CTAs share a row; both do all scores, each does half of the values' channels. Every
 // sum has the same order then, so a row's bits do not depend on the number of rows. Fewer still:
 // attention_cluster_sm90.cu.
 //
-// Measured on one H200: 30 us up to 66 rows, 300 TFLOP/s at 128, 330 at 512, 405 in prefill. What
-// limits it: decoding, 3,900 cycles a block for two warpgroups, with hardly a wait for its slots
-// (docs/benchmarks.md: the parts, and what was tried).
+// Measured on one H200: 26 us up to 66 rows, 350 TFLOP/s at 128, 383 at 512, 454 in prefill. What
+// limits it: the one warpgroup of the scores, whose products (1,600 cycles of a block's 4,300),
+// probabilities (1,500) and sums (450) follow each other; the decoders wait for places a sixth of
+// their time (docs/benchmarks.md: the parts, and what was tried).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -79,6 +80,12 @@ __device__ __forceinline__ void turn_query(const AttentionCall& call, int32_t ro
     const uint32_t at = QueryPlace(i).at(shared, kLast);
     store_shared(at, turn.forward(load_shared_16(at)));
   }
+}
+
+__device__ __forceinline__ void tell_probabilities(uint32_t shared, int32_t slot) {
+  fence_async_proxy();
+  __syncwarp();
+  if ((threadIdx.x & 31) == 0) barrier_arrive(probability_barrier(shared, slot));
 }
 
 template <bool kPair>
@@ -145,7 +152,15 @@ __device__ __forceinline__ void score_keys(const Work& work) {
         store_shared(at + 8 * 128, pack_bf16(s[4 * i + 2], s[4 * i + 3]));
       }
       const uint32_t statistics = shared + slot * 256 + head * 4;
-      if (block + 1 == g.blocks) {
+      if ((thread & 3) == 0) {
+        store_shared(statistics + kRescaleAt, rescale_upper);
+        store_shared(statistics + kRescaleAt + 32, rescale_lower);
+      }
+      const bool last = block + 1 == g.blocks;
+      if (!last) tell_probabilities(shared, slot);
+      upper.add(rescale_upper, first);
+      lower.add(rescale_lower, first);
+      if (last) {
         const float sum_upper = quad_sum(upper.sum);
         const float sum_lower = quad_sum(lower.sum);
         if ((thread & 3) == 0) {
@@ -154,13 +169,8 @@ __device__ __forceinline__ void score_keys(const Work& work) {
           store_shared(statistics + kSumAt, sum_upper);
           store_shared(statistics + kSumAt + 32, sum_lower);
         }
+        tell_probabilities(shared, slot);
       }
-      if ((thread & 3) == 0) {
-        store_shared(statistics + kRescaleAt, rescale_upper);
-        store_shared(statistics + kRescaleAt + 32, rescale_lower);
-      }
-      fence_async_proxy();
-      barrier_arrive(probability_barrier(shared, slot));
       parity ^= slot;
       slot ^= 1;
     }
@@ -286,9 +296,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const AttentionC
   Work work{call, (shared_address(shared_bytes) + 1023U) & ~1023U};
   if (threadIdx.x == 0) {
     for (int32_t slot = 0; slot < 2; ++slot) {
-      barrier_init(full_barrier(work.shared, slot), kProducers);
+      barrier_init(full_barrier(work.shared, slot), kProducers / 32);
       barrier_init(empty_barrier(work.shared, slot), 8);
-      barrier_init(probability_barrier(work.shared, slot), kGroup);
+      barrier_init(probability_barrier(work.shared, slot), kGroup / 32);
     }
     barrier_init_fence();
   }

@@ -51,6 +51,16 @@ __device__ __forceinline__ uint32_t load_shared_word(uint32_t at) {
   asm volatile("ld.shared.b32 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
   return value;
 }
+__device__ __forceinline__ uint32_t load_shared_two_bytes(uint32_t at) {
+  uint32_t value;
+  asm volatile("ld.shared.u16 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+  return value;
+}
+__device__ __forceinline__ uint32_t load_shared_byte(uint32_t at) {
+  uint32_t value;
+  asm volatile("ld.shared.u8 %0, [%1];" : "=r"(value) : "r"(at) : "memory");
+  return value;
+}
 __device__ __forceinline__ const uint8_t* load_shared_pointer(uint32_t at) {
   uint64_t value;
   asm volatile("ld.shared.b64 %0, [%1];" : "=l"(value) : "r"(at) : "memory");
@@ -83,6 +93,14 @@ __device__ __forceinline__ void prefetch_l2(const void* p) {
 }
 __device__ __forceinline__ void prefetch_l1(const void* p) {
   asm volatile("prefetch.global.L1 [%0];" ::"l"(p));
+}
+
+// Byte i of the result: by digit i of `choice`, of a's bytes (0 to 3) or b's (4 to 7); with 8
+// added, eight times its sign.
+__device__ __forceinline__ uint32_t permute_bytes(uint32_t a, uint32_t b, uint32_t choice) {
+  uint32_t bytes;
+  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(bytes) : "r"(a), "r"(b), "r"(choice));
+  return bytes;
 }
 
 // Two bf16 products, each rounded to nearest even; subnormals count.
