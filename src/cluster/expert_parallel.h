@@ -45,6 +45,7 @@ class ExpertParallelOps final : public kernels::ForwardingOps {
   Result<void> reserve(const kernels::StepBounds& bounds) override;
   Result<void> finish() override;
   bool joins_ranks() const override { return true; }
+  bool overlaps_steps() const override { return false; }  // ranks meet within a step
 
   void moe(kernels::Rows<const kernels::Bf16> x, const kernels::MoeWeights& weights,
            kernels::Rows<const int32_t> experts, kernels::Rows<const float> expert_weights,

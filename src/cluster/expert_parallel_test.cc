@@ -160,8 +160,8 @@ std::vector<std::vector<Bf16>> results(kernels::Ops& ops, const MoeWeights& weig
     for (int time = 0; time < times; ++time) {
       ops.begin_step();
       // Tells the backend how many rows the step has: graphs are for few.
-      const std::vector<const Bf16*> sources(static_cast<size_t>(input.rows),
-                                             reinterpret_cast<const Bf16*>(x.data()));
+      const std::vector<kernels::SourceRow> sources(static_cast<size_t>(input.rows),
+                                                    {reinterpret_cast<const Bf16*>(x.data())});
       ops.spread(sources, kHidden, 4,
                  Rows<Bf16>(reinterpret_cast<Bf16*>(streams.data()), input.rows, 4 * kHidden));
       ops.moe(

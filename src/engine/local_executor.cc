@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <numeric>
+#include <ranges>
 #include <string>
 #include <utility>
 
@@ -11,6 +12,16 @@
 
 namespace galley::engine {
 namespace {
+
+// Steps of more rows take the host longer to begin than a small step takes altogether: behind one,
+// they wait for its results to be handed on.
+constexpr int64_t kSmallStepRows = 512;
+
+int64_t row_count(std::span<const model::SequencePlan> plans) {
+  int64_t rows = 0;
+  for (const model::SequencePlan& plan : plans) rows += std::ssize(plan.tokens);
+  return rows;
+}
 
 // Of a model without compressed KV, whose pages are empty.
 constexpr int64_t kBlockBytesMin = 4096;
@@ -124,7 +135,8 @@ Result<StepResult> LocalExecutor::collect() {
       computed = computed_.load(std::memory_order_acquire);
     }
   } else {
-    compute(flight);
+    begin(flight);
+    end(flight);
   }
   if (flight.error) return *std::exchange(flight.error, std::nullopt);
   return StepResult{flight.plan.step_id, flight.sampled};
@@ -134,27 +146,72 @@ Result<StepResult> LocalExecutor::collect() {
 
 void LocalExecutor::work() {
   name_thread("galley-step");
+  uint32_t begun = 0;
   for (uint32_t number = 1;; ++number) {
     submitted_.wait(number - 1, std::memory_order_acquire);
     if (stop_.load(std::memory_order_relaxed)) return;
-    compute(flights_[number % kStepsInFlightMax]);
+    Flight& flight = flights_[number % kStepsInFlightMax];
+    if (begun != number) begin(flight);
+    begun = number;
+    // The plan of the next step comes while this one runs; the engine needs this one's result only
+    // for the step after that.
+    while (!flight.error && !step_->is_done()) {
+      if (submitted_.load(std::memory_order_acquire) != number) {
+        Flight& next = flights_[(number + 1) % kStepsInFlightMax];
+        if (!follows(flight, next)) break;
+        begin(next);
+        begun = number + 1;
+        break;
+      }
+      std::this_thread::yield();
+    }
+    end(flight);
     computed_.store(number, std::memory_order_release);
     computed_.notify_one();
   }
 }
 
-void LocalExecutor::compute(Flight& flight) {
+bool LocalExecutor::follows(const Flight& flight, Flight& next) {
+  if (!next.plan.saves.empty() || !next.plan.loads.empty()) return false;
+  if (row_count(next.rows) > kSmallStepRows && row_count(flight.rows) <= kSmallStepRows) {
+    return false;
+  }
+  plan_draws(next);
+  for (size_t i = 0; i < next.rows.size(); ++i) {
+    const PlannedSequence& planned = next.plan.sequences[i];
+    if (planned.token_from != flight.plan.step_id) continue;
+    int32_t row = 0;
+    for (const PlannedSequence& before : flight.plan.sequences) {
+      if (!before.samples) continue;
+      if (before.rows.slot == planned.rows.slot) next.rows[i].token_row = row;
+      ++row;
+    }
+  }
+  const bool known =
+      std::ranges::all_of(std::views::iota(size_t{0}, next.rows.size()), [&next](size_t i) {
+        return next.plan.sequences[i].token_from == 0 || next.rows[i].token_row >= 0;
+      });
+  if (known && step_->overlaps(next.rows)) return true;
+  for (model::SequencePlan& plan : next.rows) plan.token_row = -1;
+  return false;
+}
+
+void LocalExecutor::begin(Flight& flight) {
   flight.sampled.clear();
   flight.top_logprobs.clear();
   snapshots_->save(*cache_, flight.plan.saves);
   snapshots_->load(*cache_, flight.plan.loads);
-  const Result<void> resolved = resolve_tokens(flight);
-  if (!resolved) {
-    flight.error = resolved.error();
-    return;
+  Result<void> begun = resolve_tokens(flight);
+  if (begun) {
+    plan_draws(flight);
+    begun = step_->submit(flight.rows);
   }
-  plan_draws(flight);
-  const Result<model::StepResult> computed = step_->run(flight.rows);
+  if (!begun) flight.error = begun.error();
+}
+
+void LocalExecutor::end(Flight& flight) {
+  if (flight.error) return;
+  const Result<model::StepResult> computed = step_->collect();
   if (!computed) {
     flight.error = computed.error();
     return;
@@ -179,7 +236,7 @@ void LocalExecutor::compute(Flight& flight) {
 Result<void> LocalExecutor::resolve_tokens(Flight& flight) {
   for (size_t i = 0; i < flight.plan.sequences.size(); ++i) {
     const PlannedSequence& planned = flight.plan.sequences[i];
-    if (planned.token_from == 0) continue;
+    if (planned.token_from == 0 || flight.rows[i].token_row >= 0) continue;
     const LastSample& last = last_samples_[static_cast<size_t>(planned.rows.slot)];
     if (last.step_id != planned.token_from) {
       return Error{ErrorCode::kInvalid,

@@ -1,9 +1,13 @@
-// An Executor on this machine's CPU: model::Step, its cache, and the samplers.
+// An Executor on this machine: model::Step, its cache, and the samplers.
 //
 // With async_scheduling it has a thread of its own, which takes the submitted steps
 // in order and is the one that runs the kernels' thread pool; without, collect()
 // computes on the caller's thread. The two threads meet in two step numbers: one
 // wake-up a step each way, nothing per token. Everything else is the engine thread's.
+//
+// On a device that takes two steps, the second is begun while the first one runs, if the
+// tokens that it needs are drawn there (Step::overlaps): the device then never waits for
+// the host. Otherwise a step begins when the samples of the one before it are taken.
 #pragma once
 
 #include <array>
@@ -63,7 +67,11 @@ class LocalExecutor final : public Executor {
                 std::unique_ptr<SnapshotMemory> snapshots, std::unique_ptr<model::Step> step);
 
   void work();
-  void compute(Flight& flight);
+  // The first half of a step, and the second one: waits for it, and samples.
+  void begin(Flight& flight);
+  void end(Flight& flight);
+  // Whether `next` can begin while `flight` runs; its unknown tokens are then that one's draws.
+  bool follows(const Flight& flight, Flight& next);
   Result<void> resolve_tokens(Flight& flight);
   // Rows whose tokens the kernels may draw.
   void plan_draws(Flight& flight);

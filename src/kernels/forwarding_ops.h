@@ -20,11 +20,17 @@ class ForwardingOps : public Ops {
   bool joins_ranks() const override { return inner_.joins_ranks(); }
   Result<void> reserve(const StepBounds& bounds) override { return inner_.reserve(bounds); }
   void begin_step() override { inner_.begin_step(); }
+  void hand_in() override { inner_.hand_in(); }
+  bool overlaps_steps() const override { return inner_.overlaps_steps(); }
+  bool is_done() override { return inner_.is_done(); }
   Result<void> finish() override { return inner_.finish(); }
+  void fetch(void* host, const void* from, int64_t bytes) override {
+    inner_.fetch(host, from, bytes);
+  }
   const void* stage(const void* host, int64_t bytes) override { return inner_.stage(host, bytes); }
   void copy(std::span<const RowCopy> copies) override { inner_.copy(copies); }
 
-  void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
+  void spread(std::span<const SourceRow> sources, int64_t hidden, int32_t copies,
               Rows<Bf16> streams) override {
     inner_.spread(sources, hidden, copies, streams);
   }
@@ -103,6 +109,9 @@ class ForwardingOps : public Ops {
            Rows<const float> expert_weights, Rows<Bf16> y) override {
     inner_.moe(x, weights, experts, expert_weights, y);
   }
+  bool may_await_ids(int64_t rows) const override { return inner_.may_await_ids(rows); }
+  void await_ids() override { inner_.await_ids(); }
+  void give_ids() override { inner_.give_ids(); }
   void engram_lookup(const EngramTable& table, Rows<const int64_t> ids, Rows<Bf16> e) override {
     inner_.engram_lookup(table, ids, e);
   }

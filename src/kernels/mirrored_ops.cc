@@ -25,10 +25,13 @@ class MirroredOps final : public HostOps {
     device_->copy(list);
     end();
   }
-  void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
+  void spread(std::span<const SourceRow> sources, int64_t hidden, int32_t copies,
               Rows<Bf16> streams) override {
-    std::vector<const Bf16*> list;
-    for (const Bf16* source : sources) list.push_back(in(source, hidden * 2));
+    std::vector<SourceRow> list;
+    for (const SourceRow& source : sources) {
+      const int64_t rows = source.drawn == nullptr ? 1 : source.drawn->token + 1;
+      list.push_back({in(source.row, rows * hidden * 2), in(source.drawn, sizeof(DrawnToken))});
+    }
     device_->spread(list, hidden, copies, out(streams));
     end();
   }

@@ -147,6 +147,18 @@ struct RowCopy {
   int64_t bytes = 0;
 };
 
+// Where a row of streams comes from: an embedding row, a row of an image span, or the embedding
+// of a token that the step before this one drew.
+struct SourceRow {
+  const Bf16* row = nullptr;          // or, with `drawn`, the table's first row
+  const DrawnToken* drawn = nullptr;  // in memory(), as draw() left it
+
+  // For hosts.
+  const Bf16* values(int64_t hidden) const {
+    return drawn == nullptr ? row : row + drawn->token * hidden;
+  }
+};
+
 // The largest calls to come, so that a backend sizes its working memory once.
 struct StepBounds {
   int64_t rows = 0;          // R of any call
@@ -191,8 +203,19 @@ class Ops {
 
   // What was staged before may be forgotten.
   virtual void begin_step() = 0;
-  // Waits for every operation called so far. An error is final: the backend cannot go on.
+  // The step has all its operations. Where overlaps_steps(), another one may then be begun before
+  // this one's finish(); two at most, and memory() must not be read or written meanwhile.
+  virtual void hand_in();
+  virtual bool overlaps_steps() const;
+  // Whether finish() would not wait.
+  virtual bool is_done();
+  // Waits for every operation of the oldest step that is not finished, handing it in if nobody
+  // did. An error is final: the backend cannot go on.
   virtual Result<void> finish() = 0;
+
+  // Copies what operations so far have written to memory().allocate_host() memory, where it is
+  // when the step is finished.
+  virtual void fetch(void* host, const void* from, int64_t bytes);
 
   // Where kernels of this step read these host bytes, which may change once this returned only
   // if the result is another pointer.
@@ -207,8 +230,7 @@ class Ops {
   // --- rows in and out -----------------------------------------------------
 
   // streams [R, n d]: each row's n copies of a source row of d values (3.1).
-  // The source is an embedding row or a row of an image span.
-  virtual void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
+  virtual void spread(std::span<const SourceRow> sources, int64_t hidden, int32_t copies,
                       Rows<Bf16> streams) = 0;
 
   // A token of each row of logits [R, V] (7), to where the host can copy it from. Only if draws().
@@ -301,6 +323,14 @@ class Ops {
                    Rows<const float> expert_weights, Rows<Bf16> y) = 0;
 
   // --- Engram (6) ----------------------------------------------------------
+
+  // Ids that the host learns while the step is computed. await_ids(), behind begin_step(): those of
+  // the step's lookups are read when give_ids() is called, behind hand_in(), and must stay where
+  // they are until then. Nothing that waits for the device may be called in between, but for
+  // finish() of the step before. Only where may_await_ids(), of a step's rows.
+  virtual bool may_await_ids(int64_t rows) const;
+  virtual void await_ids();
+  virtual void give_ids();
 
   // e [R, columns * width]: table row ids[r][column] dequantised to bf16 (6.5). `ids` is host
   // memory.

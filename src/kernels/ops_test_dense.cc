@@ -412,13 +412,20 @@ TEST_P(OpsTest, SpreadAndStreamMean) {
   for (const int64_t hidden : {32, 100}) {
     const int64_t rows = 5;
     const std::vector<Bf16> table = random.bf16(7 * hidden);
-    std::vector<const Bf16*> sources;
-    for (int64_t r = 0; r < rows; ++r) sources.push_back(table.data() + random.below(7) * hidden);
+    const DrawnToken drawn{.token = 5, .valid = 1};
+    std::vector<SourceRow> sources;
+    std::vector<const Bf16*> expected;
+    for (int64_t r = 0; r < rows; ++r) {
+      expected.push_back(table.data() + random.below(7) * hidden);
+      sources.push_back({expected.back()});
+    }
+    expected[3] = table.data() + drawn.token * hidden;
+    sources[3] = {table.data(), &drawn};
     std::vector<Bf16> streams(static_cast<size_t>(rows * 4 * hidden));
     ops().spread(sources, hidden, 4, as_rows(streams, rows));
     for (int64_t r = 0; r < rows; ++r) {
       for (int64_t j = 0; j < 4; ++j) {
-        EXPECT_EQ(std::memcmp(streams.data() + (r * 4 + j) * hidden, sources[r], hidden * 2), 0);
+        EXPECT_EQ(std::memcmp(streams.data() + (r * 4 + j) * hidden, expected[r], hidden * 2), 0);
       }
     }
     streams = random.bf16(rows * 4 * hidden);

@@ -46,14 +46,19 @@ Forward::Forward(const Model& model, const ModelWeights& weights, KvCache& cache
       host_source_(kernels::host_memory()),
       ws_(config_, cache.layout(), options, device_source_, host_source_),
       logits_host_(kernels::MemoryBlock()),
+      drawn_host_(kernels::MemoryBlock::create_host(
+          ops.memory(), 2 * int64_t{options.logit_rows_max} * int64_t{sizeof(kernels::DrawnToken)},
+          "drawn tokens")),
       full_(ws_.rows_max, options.sequences_max, config_.rope_dim, host_source_),
       tail_(ws_.rows_max, options.sequences_max, config_.rope_dim, host_source_),
       start_mix_(static_cast<size_t>(config_.streams), 0.0F),
       seen_(ops.memory()) {
   start_mix_[0] = 1.0F;
   draws_.reserve(static_cast<size_t>(options.logit_rows_max));
-  draws_row_.resize(static_cast<size_t>(options.logit_rows_max));
-  drawn_host_.resize(static_cast<size_t>(options.logit_rows_max));
+  for (Flight& flight : flights_) {
+    flight.draws.reserve(static_cast<size_t>(options.logit_rows_max));
+  }
+  drawn_tokens_.resize(static_cast<size_t>(options.sequences_max));
   page_tables_.reserve(static_cast<size_t>(options.sequences_max));
   // Two halves of each group's members; three copies of a row at the cut.
   copies_.reserve(static_cast<size_t>(2 * ws_.group_a.rows() + 3 * ws_.rows_max));
@@ -92,6 +97,7 @@ Result<void> Forward::status() const {
   TRY(device_source_.status());
   TRY(host_source_.status());
   if (!logits_host_) return logits_host_.error();
+  if (!drawn_host_) return drawn_host_.error();
   return {};
 }
 
@@ -159,59 +165,95 @@ void Forward::submit(std::span<const SequencePlan> plans, StepObserver* observer
       set = &tail_;
     }
   }
-  result_ = {};
-  result_.logits = ws_.logits.first(head(*set));
-  draw(result_.logits);
-  result_.full_rows = full_.rows();
-  result_.tail_rows = trims_ ? tail_.rows() : full_.rows();
-  if (options_.capture_targets) result_.main_hidden = ws_.main_hidden[side_].first(set->rows());
+  StepResult& result = newest().result;
+  result = {};
+  result.logits = ws_.logits.first(head(*set));
+  draw(result.logits);
+  result.full_rows = full_.rows();
+  result.tail_rows = trims_ ? tail_.rows() : full_.rows();
+  if (options_.capture_targets) result.main_hidden = ws_.main_hidden[side_].first(set->rows());
+  fetch_results();
+  ops_.hand_in();
 }
 
 Result<StepResult> Forward::collect() {
-  if (result_.logits.rows > 0) read_results();
+  CHECK(in_flight_ > 0);
+  const StepResult& result = oldest().result;
+  --in_flight_;
   TRY(ops_.finish());
-  return result_;
+  if (in_flight_ > 0 && awaits_tokens_) give_tokens(result.drawn);
+  return result;
+}
+
+bool Forward::overlaps(std::span<const SequencePlan> plans) const {
+  const auto unknown =
+      std::ranges::count_if(plans, [](const SequencePlan& plan) { return plan.token_row >= 0; });
+  if (in_flight_ == 0) return unknown == 0;
+  if (in_flight_ == 2 || !ops_.overlaps_steps() || options_.capture_targets) return false;
+  const Flight& before = newest();
+  int64_t rows = 0;
+  bool all_drawn = true;  // of this step
+  for (const SequencePlan& plan : plans) {
+    rows += std::ssize(plan.tokens);
+    all_drawn = all_drawn && (plan.draw != nullptr || plan.logits_begin >= std::ssize(plan.tokens));
+    if (plan.token_row < 0) continue;
+    const auto row = static_cast<size_t>(plan.token_row);
+    if (std::ssize(plan.tokens) != 1 || plan.held_rows > 0 || !plan.embeddings.empty() ||
+        row >= before.draws.size() || !before.draws[row]) {
+      return false;
+    }
+  }
+  // There is one place on the host for logits.
+  if (before.fetches_logits && !all_drawn) return false;
+  return unknown == 0 || ops_.may_await_ids(rows);
 }
 
 void Forward::draw(Rows<const float> logits) {
+  std::vector<bool>& draws = newest().draws;
   draws_.clear();
+  draws.clear();
   if (!ops_.draws()) return;
   bool any = false;
   for (const SequencePlan& plan : plans_) {
     const auto count = static_cast<int64_t>(plan.tokens.size());
     for (int64_t i = std::min(plan.logits_begin, count); i < count; ++i) {
-      draws_row_[draws_.size()] = plan.draw != nullptr;
+      draws.push_back(plan.draw != nullptr);
       kernels::DrawRequest request = plan.draw != nullptr ? *plan.draw : kernels::DrawRequest{};
       request.position += i - plan.logits_begin;
       draws_.push_back(request);
       any = any || plan.draw != nullptr;
     }
   }
-  if (!any) draws_.clear();
+  if (!any) draws.clear();
   if (any) ops_.draw(logits, draws_, ws_.drawn.row(0));
 }
 
-void Forward::read_results() {
-  const Rows<const float> logits = result_.logits;
+void Forward::fetch_results() {
+  Flight& flight = newest();
+  const Rows<const float> logits = flight.result.logits;
+  flight.fetches_logits = false;
+  if (logits.rows == 0) return;
+  const std::vector<bool>& draws = flight.draws;
   const bool on_host = ops_.memory().is_host();
   float* host = on_host ? nullptr : reinterpret_cast<float*>(logits_host_->data());
-  if (!on_host) result_.logits = Rows<const float>(host, logits.rows, logits.cols);
-  const auto stays = [&](int64_t row) {
-    return !draws_.empty() && draws_row_[static_cast<size_t>(row)];
-  };
+  if (!on_host) flight.result.logits = Rows<const float>(host, logits.rows, logits.cols);
+  const auto stays = [&](int64_t row) { return !draws.empty() && draws[static_cast<size_t>(row)]; };
   for (int64_t begin = 0; !on_host && begin < logits.rows;) {
     int64_t end = begin + 1;
     while (end < logits.rows && stays(end) == stays(begin)) ++end;
     if (!stays(begin)) {
-      ops_.memory().read(host + begin * logits.cols, logits.row(begin),
-                         (end - begin) * logits.cols * static_cast<int64_t>(sizeof(float)));
+      flight.fetches_logits = true;
+      ops_.fetch(host + begin * logits.cols, logits.row(begin),
+                 (end - begin) * logits.cols * static_cast<int64_t>(sizeof(float)));
     }
     begin = end;
   }
-  if (draws_.empty()) return;
-  ops_.memory().read(drawn_host_.data(), ws_.drawn.row(0),
-                     logits.rows * static_cast<int64_t>(sizeof(kernels::DrawnToken)));
-  result_.drawn = std::span(drawn_host_).first(static_cast<size_t>(logits.rows));
+  if (draws.empty()) return;
+  auto* drawn = reinterpret_cast<kernels::DrawnToken*>(drawn_host_->data()) +
+                static_cast<int64_t>(side_of_flight_) * options_.logit_rows_max;
+  ops_.fetch(drawn, ws_.drawn.row(0),
+             logits.rows * static_cast<int64_t>(sizeof(kernels::DrawnToken)));
+  flight.result.drawn = std::span(drawn, static_cast<size_t>(logits.rows));
 }
 
 void Forward::copy_rows() {
@@ -253,6 +295,7 @@ Result<void> Forward::run_layer(const SequencePlan& plan, const LayerInputs& inp
     seen_.clear();
   }
   inputs_ = nullptr;
+  --in_flight_;
   return ops_.finish();
 }
 
@@ -261,7 +304,12 @@ void Forward::begin(std::span<const SequencePlan> plans, StepObserver* observer)
   observer_ = observer;
   side_ = 0;
   trims_ = false;
+  side_of_flight_ = 1 - side_of_flight_;
+  ++in_flight_;
+  awaits_tokens_ =
+      std::ranges::any_of(plans, [](const SequencePlan& plan) { return plan.token_row >= 0; });
   ops_.begin_step();
+  if (awaits_tokens_) ops_.await_ids();
   page_tables_.clear();
   full_.clear();
   tail_.clear();
@@ -284,31 +332,45 @@ void Forward::begin(std::span<const SequencePlan> plans, StepObserver* observer)
     ws_.pool_of[row] = static_cast<int32_t>(row);
   }
   for (int32_t index = 0; index < model_.engram_hash().layer_count(); ++index) {
-    const int32_t layer = config_.engram.layer_ids[static_cast<size_t>(index)];
-    fill_engram_ids(index, trims_ && layer > cut_ ? tail_ : full_);
+    fill_engram_ids(index, false);
   }
   full_.fill_angles(rope_, ops_);
   if (trims_) tail_.fill_angles(rope_, ops_);
   for (GroupSet& groups : groups_) groups.fill_angles(rope_.compressed, ops_);
 }
 
-void Forward::fill_engram_ids(int32_t index, const RowSet& set) {
-  const RowBuffer<int64_t>& ids = ws_.engram_ids[static_cast<size_t>(index)];
+void Forward::fill_engram_ids(int32_t index, bool unknown) {
+  const int32_t layer = config_.engram.layer_ids[static_cast<size_t>(index)];
+  const RowSet& set = trims_ && layer > cut_ ? tail_ : full_;
+  const Rows<int64_t> ids = ws_.engram_ids[static_cast<size_t>(index)].first(set.rows());
   for (const RowSegment& segment : set.segments()) {
     const SequencePlan& plan = plans_[static_cast<size_t>(segment.sequence)];
+    if ((plan.token_row >= 0) != unknown) continue;
     const int64_t begin = segment.first_position - plan.first_position;
+    const std::span<const int32_t> drawn(&drawn_tokens_[static_cast<size_t>(segment.sequence)], 1);
     model_.engram_hash().rows(index,
-                              {.tokens = plan.tokens,
+                              {.tokens = unknown ? drawn : plan.tokens,
                                .dead = plan.in_image,
                                .look_back = plan.look_back,
                                .look_back_dead = plan.look_back_in_image},
                               begin, begin + segment.count,
-                              ids.first(set.rows()).slice(segment.begin, segment.count));
+                              ids.slice(segment.begin, segment.count));
   }
-  const int32_t layer = config_.engram.layer_ids[static_cast<size_t>(index)];
-  if (!weights(layer).engram.on_host) return;
+  if (!weights(layer).engram.on_host || awaits_tokens_ != unknown) return;
   prefetch_engram_rows(weights(layer).engram, config_.engram.head_dim,
-                       table_on_disk_[static_cast<size_t>(index)], ids.first(set.rows()));
+                       table_on_disk_[static_cast<size_t>(index)], ids);
+}
+
+void Forward::give_tokens(std::span<const kernels::DrawnToken> drawn) {
+  for (size_t i = 0; i < plans_.size(); ++i) {
+    if (plans_[i].token_row < 0) continue;
+    drawn_tokens_[i] = drawn[static_cast<size_t>(plans_[i].token_row)].token;
+  }
+  for (int32_t index = 0; index < model_.engram_hash().layer_count(); ++index) {
+    fill_engram_ids(index, true);
+  }
+  awaits_tokens_ = false;
+  ops_.give_ids();
 }
 
 void Forward::embed() {
@@ -318,8 +380,13 @@ void Forward::embed() {
   for (const SequencePlan& plan : plans_) {
     for (size_t i = 0; i < plan.tokens.size(); ++i, ++row) {
       const Bf16* given = plan.embeddings.empty() ? nullptr : plan.embeddings[i];
-      ws_.sources[row] = given != nullptr ? static_cast<const Bf16*>(ops_.stage(given, row_bytes))
-                                          : table + int64_t{plan.tokens[i]} * config_.hidden;
+      if (plan.token_row >= 0) {
+        ws_.sources[row] = {table, ws_.drawn.row(plan.token_row)};
+      } else if (given != nullptr) {
+        ws_.sources[row] = {static_cast<const Bf16*>(ops_.stage(given, row_bytes))};
+      } else {
+        ws_.sources[row] = {table + int64_t{plan.tokens[i]} * config_.hidden};
+      }
     }
   }
   ops_.spread(std::span(ws_.sources.row(0), static_cast<size_t>(row)), config_.hidden,

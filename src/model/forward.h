@@ -30,9 +30,13 @@ class Forward {
   Result<void> status() const;
   Result<void> reserve();
 
-  // Enqueues the step; its result is there when collect() returned.
+  // Enqueues the step; its result is there when collect() returned. Two may be in flight
+  // (Step::overlaps).
   void submit(std::span<const SequencePlan> plans, StepObserver* observer);
   Result<StepResult> collect();
+  bool overlaps(std::span<const SequencePlan> plans) const;
+  int32_t in_flight() const { return in_flight_; }
+  bool is_done() const { return in_flight_ == 0 || ops_.is_done(); }
   // Stored entries of the layer's source are in the pages already.
   Result<void> run_layer(const SequencePlan& plan, const LayerInputs& inputs,
                          kernels::Rows<kernels::Bf16> streams_out, kernels::Rows<float> pre_out,
@@ -52,13 +56,27 @@ class Forward {
     bool global = false;  // the compressor's inputs
   };
 
+  // What comes of a step, on the host once it is finished. Two, as steps in flight are.
+  struct Flight {
+    StepResult result;
+    std::vector<bool> draws;  // by row of logits; none: all rows' logits go to the host
+    bool fetches_logits = false;
+  };
+
   void begin(std::span<const SequencePlan> plans, StepObserver* observer);
-  void fill_engram_ids(int32_t index, const RowSet& set);
+  Flight& newest() { return flights_[side_of_flight_]; }
+  Flight& oldest() { return flights_[in_flight_ == 2 ? 1 - side_of_flight_ : side_of_flight_]; }
+  const Flight& newest() const { return flights_[side_of_flight_]; }
+
+  // Of the rows whose tokens are known, or of the others.
+  void fill_engram_ids(int32_t index, bool unknown);
+  // Of the newest step, whose unknown tokens are these.
+  void give_tokens(std::span<const kernels::DrawnToken> drawn);
   void embed();
   // Tokens of the rows of logits whose plans want them drawn.
   void draw(Rows<const float> logits);
   // Logits of the other rows to the host, and the drawn tokens.
-  void read_results();
+  void fetch_results();
   // The wanted rows' logits; their number.
   int64_t head(const RowSet& set);
 
@@ -139,9 +157,11 @@ class Forward {
   BufferSource host_source_;
   StepWorkspace ws_;
   Result<kernels::MemoryBlock> logits_host_;  // empty where the host can read the workspace
+  Result<kernels::MemoryBlock> drawn_host_;   // DrawnToken [2][logit_rows_max]
   std::vector<kernels::DrawRequest> draws_;   // a row of logits each, if any is drawn from
-  std::vector<bool> draws_row_;
-  std::vector<kernels::DrawnToken> drawn_host_;
+  Flight flights_[2];
+  size_t side_of_flight_ = 0;  // of the newest
+  int32_t in_flight_ = 0;
   RowSet full_;
   RowSet tail_;
   std::vector<GroupSet> groups_;             // one a ratio
@@ -151,10 +171,11 @@ class Forward {
   std::vector<const int32_t*> page_tables_;  // [sequences], staged
   std::vector<float> start_mix_;             // (1, 0, 0, 0)
   SeenRows seen_;
-  StepResult result_;  // of the step in progress; its logits are the kernels'
 
   // Of the step in progress.
   std::span<const SequencePlan> plans_;
+  std::vector<int32_t> drawn_tokens_;  // [sequences], where plans have them unknown
+  bool awaits_tokens_ = false;
   StepObserver* observer_ = nullptr;
   const LayerInputs* inputs_ = nullptr;  // only in run_layer
 };

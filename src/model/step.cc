@@ -123,11 +123,20 @@ Result<StepResult> Step::run(std::span<const SequencePlan> plans, StepObserver* 
 
 Result<void> Step::submit(std::span<const SequencePlan> plans, StepObserver* observer) {
   TRY(impl_->check_.check(plans));
+  if (!impl_->forward_.overlaps(plans) || (observer != nullptr && in_flight() > 0)) {
+    return Error{ErrorCode::kInvalid,
+                 "the plan needs what the step before it computes, which is not collected"};
+  }
   impl_->forward_.submit(plans, observer);
   return {};
 }
 
 Result<StepResult> Step::collect() { return impl_->forward_.collect(); }
+bool Step::overlaps(std::span<const SequencePlan> plans) const {
+  return impl_->forward_.overlaps(plans);
+}
+int32_t Step::in_flight() const { return impl_->forward_.in_flight(); }
+bool Step::is_done() const { return impl_->forward_.is_done(); }
 
 Result<void> Step::run_layer(const SequencePlan& plan, const LayerInputs& inputs,
                              Rows<Bf16> streams_out, Rows<float> pre_out, StepObserver* observer) {

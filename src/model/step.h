@@ -91,9 +91,17 @@ class Step {
   Result<StepResult> run(std::span<const SequencePlan> plans, StepObserver* observer = nullptr);
 
   // The same in two halves: between them a device computes while the caller does something else.
-  // The plans' spans must live until collect() returned. A host computes in submit().
+  // The plans' spans must live until collect() returned. A host computes in submit(). A second
+  // step may be submitted before the first is collected where overlaps() of its plans holds.
   Result<void> submit(std::span<const SequencePlan> plans, StepObserver* observer = nullptr);
-  Result<StepResult> collect();
+  Result<StepResult> collect();  // of the step submitted first
+
+  // Whether a step of these plans can be submitted now: nothing is in flight, or one step whose
+  // results this one does not need from the host, on kernels that take the next step meanwhile.
+  // Tokens that are still being drawn (SequencePlan::token_row) are read where they are drawn.
+  bool overlaps(std::span<const SequencePlan> plans) const;
+  int32_t in_flight() const;  // steps submitted and not collected
+  bool is_done() const;       // whether collect() would not wait
 
   // streams_out [T, n d] and pre_out [T, n] are what the layer hands on.
   Result<void> run_layer(const SequencePlan& plan, const LayerInputs& inputs,

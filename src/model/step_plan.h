@@ -41,6 +41,10 @@ struct SequencePlan {
   int64_t first_position = 0;
   std::span<const int32_t> tokens = {};  // one row each, positions first_position, +1, ...
 
+  // >= 0: the only row's token is what row `token_row` of StepResult::drawn of the step before this
+  // one will be; `tokens` holds any id. Only for a step that overlaps that one (Step::overlaps).
+  int32_t token_row = -1;
+
   // The ids before `tokens`, oldest first, for Engram's look-back: the last
   // min(first_position, ngram_size_max - 1) or more of them.
   std::span<const int32_t> look_back = {};

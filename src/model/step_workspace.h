@@ -75,7 +75,7 @@ struct StepWorkspace {
   RowBuffer<int32_t> pool_of;
 
   // Per-row arguments of kernels, rebuilt for each call; host memory.
-  RowBuffer<const Bf16*> sources;
+  RowBuffer<kernels::SourceRow> sources;
   RowBuffer<const float*> bias_of_row;
   RowBuffer<uint8_t*> global_destination;
   RowBuffer<uint8_t*> index_destination;

@@ -3,7 +3,9 @@
 //
 // Random weights, one layer of each role aliased over 40 (synthetic_model.h): every layer reads
 // more than the L2 holds, and the layer loop, the cache and the head are those of the whole model.
-// Steps are timed from their plan to their logits in host memory; decode also without logits.
+// Steps follow each other as the engine submits them, the next one while one runs, with the tokens
+// that were drawn on the card; their time is that between two results on the host. Verify rows,
+// whose tokens a host would choose, are timed from their plan to their logits in host memory.
 #include <algorithm>
 #include <array>
 #include <chrono>
@@ -157,26 +159,34 @@ class DeviceSteps {
   // What requests without cuts and penalties ask for: the draw is part of the step.
   static constexpr kernels::DrawRequest kDraw = {.temperature = 1.0F, .seed = 7};
 
-  Result<double> seconds_of(std::span<const Rows> rows, model::RowKind kind) {
+  // The plans of a step and what they borrow.
+  struct Planned {
+    std::vector<int32_t> tokens;
+    std::vector<model::SequencePlan> plans;
+  };
+
+  // `drawn`: each sequence's only token is what its row of the step before draws.
+  void plan_step(std::span<const Rows> rows, model::RowKind kind, bool drawn, Planned& step) {
     int64_t count = 0;
     for (const Rows& one : rows) count += one.count;
     constexpr int64_t kLookBack = 3;
-    tokens_.resize(static_cast<size_t>(count + kLookBack));
-    for (int32_t& token : tokens_) {
+    step.tokens.resize(static_cast<size_t>(count + kLookBack));
+    const std::span<int32_t> tokens = step.tokens;
+    for (int32_t& token : tokens) {
       token = static_cast<int32_t>(random_unit(1, draws_++) * config_.vocab_size);
     }
-    plans_.clear();
+    step.plans.clear();
     int64_t begin = kLookBack;
     for (const Rows& one : rows) {
       model::SequencePlan plan;
       plan.slot = one.slot;
       plan.kind = kind;
       plan.first_position = one.first_position;
-      plan.tokens = std::span<const int32_t>(tokens_).subspan(static_cast<size_t>(begin),
-                                                              static_cast<size_t>(one.count));
+      plan.tokens = tokens.subspan(static_cast<size_t>(begin), static_cast<size_t>(one.count));
+      if (drawn) plan.token_row = static_cast<int32_t>(std::ssize(step.plans));
       if (one.first_position > 0) {
-        plan.look_back = std::span<const int32_t>(tokens_).subspan(
-            static_cast<size_t>(begin - kLookBack), static_cast<size_t>(kLookBack));
+        plan.look_back =
+            tokens.subspan(static_cast<size_t>(begin - kLookBack), static_cast<size_t>(kLookBack));
       }
       plan.page_table = std::span<const int32_t>(page_table_)
                             .subspan(static_cast<size_t>(one.slot * pages_each_),
@@ -185,24 +195,48 @@ class DeviceSteps {
       plan.tail_floor = one.tail_begin;
       if (one.logits > 0) plan.logits_begin = one.count - one.logits;
       plan.draw = &kDraw;
-      plans_.push_back(plan);
+      step.plans.push_back(plan);
       begin += one.count;
     }
-    const Clock::time_point start = Clock::now();
-    TRY(step_->run(plans_));
-    return std::chrono::duration<double>(Clock::now() - start).count();
   }
 
-  // Median over samples of the sum of some steps.
-  Result<double> median(std::span<const std::vector<Rows>> steps, model::RowKind kind,
+  // How the steps of a measurement follow each other.
+  enum class Pace : uint8_t {
+    kAlone,  // each from its plan to its result
+    kKnown,  // submitted ahead, with tokens that are known
+    kDrawn,  // submitted ahead, with the tokens that the step before draws
+  };
+
+  // Median over samples of the seconds that some steps take together.
+  Result<double> median(std::span<const std::vector<Rows>> steps, model::RowKind kind, Pace pace,
                         int32_t warm_ups, int32_t samples) {
     std::vector<double> seconds;
-    for (int32_t i = 0; i < warm_ups + samples; ++i) {
+    Clock::time_point last = Clock::now();
+    const int64_t count = std::ssize(steps);
+    const auto collect = [&](int64_t number) -> Result<void> {
+      TRY(step_->collect());
+      if ((number + 1) % count != 0) return {};
+      const Clock::time_point now = Clock::now();
+      if (number / count >= warm_ups && std::ssize(seconds) < samples) {
+        seconds.push_back(std::chrono::duration<double>(now - last).count());
+      }
+      last = now;
+      return {};
+    };
+    // Steps submitted ahead: as many behind the last sample as in front of it, since a large step's
+    // host takes its time before it collects.
+    const int64_t all = (warm_ups + samples + (pace == Pace::kAlone ? 0 : 1)) * count;
+    for (int64_t number = 0; number < all; ++number) {
       if (interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
-      double sum = 0;
-      for (const std::vector<Rows>& rows : steps) sum += TRY(seconds_of(rows, kind));
-      if (i >= warm_ups) seconds.push_back(sum);
+      Planned& step = planned_[number % 2];
+      plan_step(steps[static_cast<size_t>(number % count)], kind,
+                pace == Pace::kDrawn && number > 0, step);
+      if (pace == Pace::kAlone && number % count == 0) last = Clock::now();
+      TRY(step_->submit(step.plans));
+      if (pace == Pace::kAlone) TRY(collect(number));
+      if (step_->in_flight() == 2) TRY(collect(number - 1));
     }
+    if (step_->in_flight() > 0) TRY(collect(all - 1));
     std::ranges::nth_element(seconds, seconds.begin() + samples / 2);
     return seconds[static_cast<size_t>(samples / 2)];
   }
@@ -241,7 +275,7 @@ class DeviceSteps {
       floor.operations_s += step.operations_s;
     }
     const int32_t samples = options_.quick ? 1 : 3;
-    const double seconds = TRY(median(steps, model::RowKind::kPrefill, 1, samples));
+    const double seconds = TRY(median(steps, model::RowKind::kPrefill, Pace::kKnown, 2, samples));
     const double tokens_per_s = static_cast<double>(sequences * prompt) / seconds;
     Json json = begin_case("prefill", "16k-token steps, decoder replay (b)");
     json["prompt"] = prompt;
@@ -270,7 +304,8 @@ class DeviceSteps {
   Result<void> decode_few(int32_t sequences) {
     constexpr int64_t kContext = 4096;
     const auto rows = decode_rows(sequences, 1, kContext, true);
-    const double seconds = TRY(median(rows, model::RowKind::kDecode, 3, options_.quick ? 5 : 15));
+    const double seconds =
+        TRY(median(rows, model::RowKind::kDecode, Pace::kDrawn, 8, options_.quick ? 9 : 31));
     const Floor floor =
         floor_of(work_.of({.rows = sequences,
                            .sequences = sequences,
@@ -293,10 +328,10 @@ class DeviceSteps {
   Result<BatchTime> decode_rank(int32_t sequences, int32_t each, int64_t context) {
     const auto kind = each > 1 ? model::RowKind::kVerify : model::RowKind::kDecode;
     const int32_t samples = options_.quick ? 5 : 9;
-    const double seconds =
-        TRY(median(decode_rows(sequences, each, context, true), kind, 3, samples));
-    const double without_logits =
-        TRY(median(decode_rows(sequences, each, context, false), kind, 3, samples));
+    const double seconds = TRY(median(decode_rows(sequences, each, context, true), kind,
+                                      each > 1 ? Pace::kAlone : Pace::kDrawn, 8, samples));
+    const double without_logits = TRY(median(decode_rows(sequences, each, context, false), kind,
+                                             each > 1 ? Pace::kAlone : Pace::kKnown, 8, samples));
     const int64_t rows = int64_t{sequences} * each;
     const Work work =
         work_.of({.rows = rows,
@@ -380,8 +415,7 @@ class DeviceSteps {
   std::unique_ptr<model::KvCache> cache_;
   std::unique_ptr<model::Step> step_;
   std::vector<int32_t> page_table_;
-  std::vector<int32_t> tokens_;
-  std::vector<model::SequencePlan> plans_;
+  Planned planned_[2];  // of the steps in flight
   uint64_t draws_ = 0;
 };
 

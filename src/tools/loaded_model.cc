@@ -31,8 +31,8 @@ void add_engine_settings(Command& command, EngineSettings& settings) {
   command
       .setting("--async-scheduling", settings.async_scheduling,
                "Plan a step while the one before it is computed: more tokens a second, the same "
-               "tokens; off shows how much")
-      .choices({"on", "off"})
+               "tokens; off shows how much, auto is on for a GPU")
+      .choices({"auto", "on", "off"})
       .value_name("WHICH");
   command
       .setting("--prefix-ttl", settings.prefix_ttl_s,
@@ -99,6 +99,9 @@ Result<engine::GeneratorOptions> engine_options(const model::Config& config,
 Result<engine::GeneratorOptions> LoadedModel::make_executor(const EngineSettings& settings) {
   engine::GeneratorOptions options = TRY(engine_options(config(), settings));
   options.on_upload = show_upload();
+  if (settings.async_scheduling == "auto") {
+    options.async_scheduling = !backend_.ops->memory().is_host();
+  }
   executor_ = TRY(engine::LocalExecutor::create(*model_, *backend_.ops, options));
   return options;
 }

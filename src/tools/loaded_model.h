@@ -27,7 +27,7 @@ struct EngineSettings {
   int64_t context = 0;  // 0: what the model was made for, at most kDefaultContext
   std::string replay = "b";
   std::string prefix_cache = "off";
-  std::string async_scheduling = "off";
+  std::string async_scheduling = "auto";
   int64_t prefix_ttl_s = 0;
   int64_t snapshot_memory_mib = 256;
 };

@@ -62,7 +62,7 @@ using kernels::Rows;
 class EmptyOps : public kernels::HostOps {
  public:
   std::string_view name() const override { return "empty"; }
-  void spread(std::span<const Bf16* const>, int64_t, int32_t, Rows<Bf16>) override {}
+  void spread(std::span<const kernels::SourceRow>, int64_t, int32_t, Rows<Bf16>) override {}
   void linear(Rows<const Bf16>, std::span<const kernels::Product>) override {}
   void grouped_linear(Rows<const Bf16>, const kernels::WeightView&, int32_t, Rows<Bf16>) override {}
   void rms_norm(Rows<const Bf16>, const Bf16*, float, Rows<Bf16>) override {}

@@ -23,7 +23,6 @@
 #include "kernels/cuda/expert_tables.h"
 #include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/fold_store.h"
-#include "kernels/cuda/graph_cache.h"
 #include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/held_copies.h"
 #include "kernels/cuda/hyper_connections.h"
@@ -37,6 +36,7 @@
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/stage_arena.h"
+#include "kernels/cuda/step_lane.h"
 #include "kernels/cuda/weight_tiles.h"
 
 namespace galley::kernels::cuda {
@@ -66,8 +66,6 @@ enum class Scratch : uint8_t {
 
 // Steps of more rows launch as they go: the device is then slower than the host.
 constexpr int64_t kGraphRowsMax = 512;
-constexpr int32_t kGraphsMax = 64;
-constexpr int64_t kCommandBytesMax = int64_t{2} << 20;
 constexpr int64_t kCopiesAlongMax = 512;                // that a launch of products takes along
 constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
 
@@ -77,16 +75,13 @@ class CudaOps final : public Ops {
  public:
   static Result<std::unique_ptr<Ops>> create(int32_t index) {
     const DeviceProperties device = TRY(open_device(index));
-    Stream stream = nullptr;
-    cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking);
-    TRY(check_launch("making a stream"));
-    return std::unique_ptr<Ops>(new CudaOps(device, stream));
+    const StepStreams streams = TRY(StepStreams::create());
+    return std::unique_ptr<Ops>(new CudaOps(device, streams));
   }
 
   ~CudaOps() override {
-    cudaStreamSynchronize(stream_);
-    graphs_.clear();
-    cudaStreamDestroy(stream_);
+    engram_.release();
+    lane_.synchronise();
   }
 
   std::string_view name() const override { return "cuda"; }
@@ -98,7 +93,7 @@ class CudaOps final : public Ops {
     const int64_t rows = bounds.rows;
     const int64_t pairs = rows * bounds.experts_per_token;
     entries_ = bounds.entries;
-    TRY(arena_.reserve(bounds.stage_bytes));
+    TRY(lane_.reserve(bounds.stage_bytes));
     bf16(Scratch::kQuantised, rows, whole_vectors(bounds.input_width));
     bytes(Scratch::kTiles, InputTiles::bytes(rows, bounds.input_width));
     bytes(Scratch::kMix, hc_enter_workspace_bytes(rows, bounds.hidden));
@@ -124,31 +119,36 @@ class CudaOps final : public Ops {
       plan_of(pairs, experts, 8);
     }
     flush();  // another table may lie where one was that is gone
-    cudaStreamSynchronize(stream_);
-    for (const EngramTable& table : bounds.tables) TRY(engram_.keep(table));
+    lane_.synchronise();
+    if (!bounds.tables.empty()) {
+      TRY(engram_.reserve(bounds.tables, bounds.engram_width / bounds.tables[0].width,
+                          std::min(rows, kGraphRowsMax)));
+    }
     bytes(Scratch::kDraw, sample_workspace_bytes(bounds.logit_rows, bounds.vocab));
-    if (failure_) return *failure_;
+    if (lane_.failure()) return *lane_.failure();
     return {};
   }
 
   void begin_step() override {
-    flush();  // only after a step that was never finished
-    arena_.reset();
-    waits_ = true;
+    if (lane_.is_open()) settle();
+    lane_.begin_step();
+    engram_.begin_step();
   }
-
+  void hand_in() override {
+    settle();
+    lane_.hand_in();
+  }
+  bool overlaps_steps() const override { return true; }
+  bool is_done() override { return lane_.is_done(); }
   Result<void> finish() override {
-    flush();
-    if (failure_) return *failure_;
-    if (!arena_.ok()) {
-      return Error{ErrorCode::kExhausted, "CUDA: no memory left to stage a step's arguments"};
-    }
-    TRY(check_launch("launching a step"));
-    cudaStreamSynchronize(stream_);
-    return check_launch("a step");
+    settle();
+    return lane_.finish();
+  }
+  void fetch(void* host, const void* from, int64_t bytes) override {
+    lane_.fetch(host, from, bytes);
   }
 
-  const void* stage(const void* host, int64_t bytes) override { return arena_.stage(host, bytes); }
+  const void* stage(const void* host, int64_t bytes) override { return arena().stage(host, bytes); }
 
   void copy(std::span<const RowCopy> copies) override {
     if (copies.empty()) return;
@@ -161,10 +161,10 @@ class CudaOps final : public Ops {
     held_copies_.hold(copies, list);
   }
 
-  void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
+  void spread(std::span<const SourceRow> sources, int64_t hidden, int32_t copies,
               Rows<Bf16> streams) override {
     CHECK(copies == kStreams && streams.cols == copies * hidden);
-    waits_ = streams.rows <= kGraphRowsMax;  // the first operation of a step
+    lane_.set_waits(streams.rows <= kGraphRowsMax);  // the first operation of a step
     if (streams.rows > 0) enqueue_first(cuda::spread, staged(sources), streams);
   }
 
@@ -459,17 +459,34 @@ class CudaOps final : public Ops {
     enqueue(launch_combine, pairs, static_cast<int32_t>(experts.cols), shared, y);
   }
 
+  bool may_await_ids(int64_t rows) const override {
+    return rows <= kGraphRowsMax && engram_.posts_all(rows);
+  }
+  void await_ids() override { lane_.await_ids(); }
+  void give_ids() override {
+    engram_.fill();
+    lane_.ids_given();
+  }
+
   void engram_lookup(const EngramTable& table, Rows<const int64_t> ids, Rows<Bf16> e) override {
     if (ids.rows == 0) return;
-    if (engram_.keeps(table, ids)) {
-      const EngramStore::Kept kept = engram_.bring(table, ids);
-      if (kept.cells == nullptr) return;
-      enqueue_first(engram_lookup_kept, kept.kept, kept.staged, table.width, kept.cells, e);
+    if (engram_.posts(table, ids)) {
+      const EngramStore::Posted posted = engram_.post(table, ids);
+      if (!lane_.awaits_ids()) engram_.fill();
+      if (posted.cells != nullptr) {
+        enqueue_first(engram_lookup_kept, posted.kept, posted.staged, table.width, posted.cells,
+                      posted.raised, e);
+      } else {
+        enqueue_first(cuda::engram_lookup, table.codes, table.scale, table.width, posted.ids,
+                      posted.raised, e);
+      }
       return;
     }
-    const EngramStore::Gathered rows = engram_.gather(table, ids);
+    CHECK(!lane_.awaits_ids());
+    const EngramStore::Gathered rows = engram_.gather(table, ids, arena());
     if (rows.ids.data == nullptr) return;
-    enqueue_first(cuda::engram_lookup, rows.codes, rows.scale, table.width, rows.ids, e);
+    enqueue_first(cuda::engram_lookup, rows.codes, rows.scale, table.width, rows.ids,
+                  static_cast<const uint64_t*>(nullptr), e);
   }
 
   void engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
@@ -487,18 +504,17 @@ class CudaOps final : public Ops {
     RopeAngles angles;
     bool inverse = false;
   };
-  CudaOps(const DeviceProperties& device, Stream stream)
+  CudaOps(const DeviceProperties& device, const StepStreams& streams)
       : device_(device),
-        stream_(stream),
-        memory_(make_device_memory(stream, [this] { flush(); })),
-        arena_(*memory_, stream),
-        folds_(*memory_, stream),
-        engram_(*memory_, arena_),
+        memory_(make_device_memory(streams.kernels, [this] { flush(); })),
+        lane_(streams, *memory_),
+        folds_(*memory_, streams.kernels),
+        engram_(*memory_),
         expert_tables_(*memory_),
-        commands_(kCommandBytesMax),
         sharing_(
-            *memory_, commands_, [this] { settle(); }, [this] { hand_over(); }),
-        graphs_(kGraphsMax) {}
+            *memory_, lane_.commands(), [this] { settle(); }, [this] { lane_.appended(); }) {}
+
+  StageArena& arena() { return lane_.arena(); }
 
   // Launches now, or with the rest of a small step; behind what the call before held back.
   template <class Function, class... A>
@@ -514,20 +530,15 @@ class CudaOps final : public Ops {
   template <class Function, class... A>
   void append(Function* function, const A&... arguments) {
     made_.forget();
-    commands_.add(function, arguments...);
-    hand_over();
+    lane_.commands().add(function, arguments...);
+    lane_.appended();
   }
   template <class Function, class... A>
   void append_first(Function* function, const A&... arguments) {
     made_.forget();
-    commands_.add_first(function, arguments...);
-    hand_over();
+    lane_.commands().add_first(function, arguments...);
+    lane_.appended();
   }
-  // Unless the rest of the step may still come along.
-  void hand_over() {
-    if (!waits_ || !commands_.has_room()) flush();
-  }
-
   // What the last calls were, where the next may do it along with its own work: the sum of the
   // experts, hc_leave, or one after the other. Any other call comes behind it.
   void settle() {
@@ -556,20 +567,13 @@ class CudaOps final : public Ops {
 
   void flush() {
     settle();
-    if (commands_.empty()) return;
-    arena_.upload();
-    if (waits_ && arena_.ok() && !failure_) {
-      if (const auto done = graphs_.run(commands_, stream_); !done) failure_ = done.error();
-    } else if (arena_.ok() && !failure_) {
-      commands_.run(stream_);
-    }
-    commands_.clear();
+    lane_.flush();
   }
 
   template <class T>
   const T* staged(std::span<const T> host) {
     return static_cast<const T*>(
-        arena_.stage(host.data(), std::ssize(host) * static_cast<int64_t>(sizeof(T))));
+        arena().stage(host.data(), std::ssize(host) * static_cast<int64_t>(sizeof(T))));
   }
 
   // Grows when a call is larger than reserve() knew; null after a failure, which finish() tells.
@@ -577,12 +581,12 @@ class CudaOps final : public Ops {
     MemoryBlock& block = scratch_[static_cast<size_t>(which)];
     if (block.bytes() >= count) return block.data();
     flush();
-    cudaStreamSynchronize(stream_);  // kernels may still use the smaller one
-    graphs_.clear();
+    lane_.synchronise();  // kernels may still use the smaller one
+    lane_.forget_graphs();
     block = {};
     auto grown = MemoryBlock::create(*memory_, count, "working memory of kernels");
     if (!grown) {
-      if (!failure_) failure_ = grown.error();
+      lane_.fail(grown.error());
       return nullptr;
     }
     block = *std::move(grown);
@@ -591,7 +595,7 @@ class CudaOps final : public Ops {
   void* zeroed(Scratch which, int64_t count) {
     if (scratch_[static_cast<size_t>(which)].bytes() >= count) return bytes(which, count);
     void* memory = bytes(which, count);
-    if (memory != nullptr) cudaMemsetAsync(memory, 0, static_cast<size_t>(count), stream_);
+    if (memory != nullptr) cudaMemsetAsync(memory, 0, static_cast<size_t>(count), lane_.stream());
     return memory;
   }
   Rows<Bf16> bf16(Scratch which, int64_t rows, int64_t cols) {
@@ -710,7 +714,7 @@ class CudaOps final : public Ops {
   const ExpertTable& expert_table(const MoeWeights& weights) {
     static constexpr ExpertTable kNone = {};
     const auto table = expert_tables_.of(weights);
-    if (!table && !failure_) failure_ = table.error();
+    if (!table) lane_.fail(table.error());
     return table ? **table : kNone;
   }
 
@@ -765,16 +769,13 @@ class CudaOps final : public Ops {
   }
 
   DeviceProperties device_;
-  Stream stream_;
   std::unique_ptr<Memory> memory_;
-  StageArena arena_;
+  StepLane lane_;
   FoldStore folds_;
   std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> scratch_;
   EngramStore engram_;
   ExpertTables expert_tables_;
-  CommandList commands_;
   CudaExpertSharing sharing_;
-  GraphCache graphs_;
   ProductSet products_;  // of the call that is being made
   ProductSet narrow_;    // the same, of takes_narrow
   DenseSet folded_;      // and of folded weights
@@ -785,10 +786,8 @@ class CudaOps final : public Ops {
   HeldCopies held_copies_{kCopiesAlongMax};
   const bool fuses_ = std::getenv("GALLEY_CUDA_FUSE") == nullptr ||
                       std::string_view(std::getenv("GALLEY_CUDA_FUSE")) != "0";
-  bool waits_ = false;   // this step's commands wait for finish()
   int64_t entries_ = 0;  // of the longest sequence, where reserve() told
   MadeTiles made_;       // in Scratch::kTiles
-  std::optional<Error> failure_;
 };
 
 }  // namespace

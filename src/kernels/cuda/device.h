@@ -11,13 +11,16 @@
 
 #include "base/result.h"
 
-// Of the CUDA runtime, without its headers: cudaStream_t and cudaGraphExec_t are pointers to these.
+// Of the CUDA runtime, without its headers: cudaStream_t, cudaEvent_t and cudaGraphExec_t are
+// pointers to these.
 struct CUstream_st;
+struct CUevent_st;
 struct CUgraphExec_st;
 
 namespace galley::kernels::cuda {
 
 using Stream = CUstream_st*;
+using Event = CUevent_st*;
 
 struct DeviceProperties {
   int32_t index = 0;

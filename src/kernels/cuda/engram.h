@@ -9,13 +9,14 @@ namespace galley::kernels::cuda {
 constexpr int64_t kEngramHiddenMax = 8192;
 
 // e [R, columns * width]: row ids[r][column] of a table of E4M3 codes with a UE8M0 scale per 32
-// columns. `ids` is device memory; the table may be the host's, pinned and mapped: a row crosses
-// the link in whole 32-byte pieces and once.
+// columns. `ids` is memory that the device reaches. With `raised`, of the host's pinned memory,
+// the launch waits until it is not 0 before it reads ids or rows.
 void engram_lookup(Stream stream, const uint8_t* codes, const uint8_t* scale, int64_t width,
-                   Rows<const int64_t> ids, Rows<Bf16> e);
+                   Rows<const int64_t> ids, const uint64_t* raised, Rows<Bf16> e);
 
 // Rows of a table that lie in `kept` or are brought in `staged`, in the order of e's cells: cell
-// (r, column) is cells[r * columns + column]. What is brought with a place is kept there.
+// (r, column) is cells[r * columns + column]. What is brought with a place is kept there. `staged`
+// and `cells` may be the host's, pinned: a row crosses the link in whole 32-byte pieces and once.
 struct EngramRows {
   uint8_t* codes = nullptr;
   uint8_t* scale = nullptr;
@@ -25,7 +26,8 @@ struct EngramCell {
   int32_t staged = -1;
 };
 void engram_lookup_kept(Stream stream, const EngramRows& kept, const EngramRows& staged,
-                        int64_t width, const EngramCell* cells, Rows<Bf16> e);
+                        int64_t width, const EngramCell* cells, const uint64_t* raised,
+                        Rows<Bf16> e);
 
 // kv [R, 5 hidden]: four keys, then the value. alive [R] (device): 0 leaves a row untouched.
 // gate [R, 4] may be empty.

@@ -1,6 +1,7 @@
 #include "kernels/cuda/engram_store.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <span>
 #include <utility>
@@ -11,26 +12,42 @@ namespace galley::kernels::cuda {
 namespace {
 
 constexpr int64_t kKeptBytes = int64_t{256} << 20;
-constexpr int64_t kKeptCellsMax = 512 * 24;  // 512 rows of the release
-constexpr int64_t kGatherRows = 1024;        // that a thread takes at a time
+constexpr int64_t kGatherRows = 1024;  // that a thread takes at a time
 constexpr int kGatherThreadsMax = 8;
+constexpr int64_t kGatherAlone = 12'288;  // rows that one thread gathers
+constexpr int64_t kFlagBytes = 256;       // a line of its own
 
 int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
 
-// The room of what is brought has one of three sizes, so that a step's graph serves the next.
-int64_t brought_room(int64_t cells, int64_t brought) {
-  for (const int64_t part : {8, 2}) {
-    if (brought * part <= cells) return (cells + part - 1) / part;
-  }
-  return cells;
-}
-
 }  // namespace
 
-EngramStore::EngramStore(Memory& memory, StageArena& arena)
-    : memory_(memory), arena_(arena), pool_(std::min(kGatherThreadsMax, usable_cpu_count())) {}
+EngramStore::EngramStore(Memory& memory)
+    : memory_(memory), pool_(std::min(kGatherThreadsMax, usable_cpu_count())) {}
 
-Result<void> EngramStore::keep(const EngramTable& table) {
+void EngramStore::release() {
+  for (std::vector<Place>& side : places_) {
+    for (const Place& place : side) std::atomic_ref(*place.raised).store(1);
+  }
+}
+
+Result<void> EngramStore::reserve(std::span<const EngramTable> tables, int64_t columns,
+                                  int64_t rows) {
+  for (std::vector<Place>& side : places_) side.clear();
+  rows_max_ = rows;
+  for (const EngramTable& table : tables) {
+    TRY(keep(table, rows * columns));
+    // A row of another width has no hot rows, and is always staged.
+    if (table.on_host && !kept_.contains(table.codes)) rows_max_ = 0;
+  }
+  for (const EngramTable& table : tables) {
+    for (std::vector<Place>& side : places_) {
+      if (rows_max_ > 0) side.push_back(TRY(make_place(table, rows * columns)));
+    }
+  }
+  return {};
+}
+
+Result<void> EngramStore::keep(const EngramTable& table, int64_t cells) {
   if (!table.on_host || table.width % 32 != 0) return {};
   kept_.erase(table.codes);
   const int64_t row_bytes = table.width + table.width / 32;
@@ -38,14 +55,92 @@ Result<void> EngramStore::keep(const EngramTable& table) {
   const int64_t places = kept.policy.places();
   kept.codes = TRY(MemoryBlock::create(memory_, places * table.width, "Engram's hot rows"));
   kept.scale = TRY(MemoryBlock::create(memory_, places * (table.width / 32), "their scales"));
-  kept.cells.reserve(kKeptCellsMax);
-  kept.brought.reserve(kKeptCellsMax);
+  kept.brought.reserve(static_cast<size_t>(cells));
   kept_.emplace(table.codes, std::move(kept));
   return {};
 }
 
-bool EngramStore::keeps(const EngramTable& table, Rows<const int64_t> ids) const {
-  return ids.rows * ids.cols <= kKeptCellsMax && kept_.contains(table.codes);
+Result<EngramStore::Place> EngramStore::make_place(const EngramTable& table, int64_t cells) {
+  const int64_t codes_at = kFlagBytes + whole_sectors(cells * int64_t{sizeof(int64_t)});
+  const int64_t scale_at = codes_at + (table.on_host ? whole_sectors(cells * table.width) : 0);
+  const int64_t bytes = scale_at + (table.on_host ? cells * (table.width / 32) : 0);
+  Place place;
+  place.room = TRY(MemoryBlock::create_host(memory_, bytes, "Engram rows on their way"));
+  place.table = table.codes;
+  place.on_host = table.on_host;
+  place.cells_max = cells;
+  place.raised = reinterpret_cast<uint64_t*>(place.room.data());
+  place.cells = place.room.data() + kFlagBytes;
+  place.codes = place.room.data() + codes_at;
+  place.scale = place.room.data() + scale_at;
+  *place.raised = 0;
+  return place;
+}
+
+void EngramStore::begin_step() {
+  side_ = 1 - side_;
+  next_ = 0;
+}
+
+bool EngramStore::posts(const EngramTable& table, Rows<const int64_t> ids) const {
+  const std::vector<Place>& places = places_[side_];
+  return next_ < places.size() && places[next_].table == table.codes &&
+         ids.rows * ids.cols <= places[next_].cells_max;
+}
+
+EngramStore::Posted EngramStore::post(const EngramTable& table, Rows<const int64_t> ids) {
+  Place& place = places()[next_++];
+  CHECK(!place.waits);
+  std::atomic_ref(*place.raised).store(0);
+  place.wanted = table;
+  place.ids = ids;
+  place.waits = true;
+  Posted posted;
+  posted.raised = place.raised;
+  if (!table.on_host) {
+    posted.ids =
+        Rows<const int64_t>(reinterpret_cast<const int64_t*>(place.cells), ids.rows, ids.cols);
+    return posted;
+  }
+  const KeptRows& kept = kept_.at(table.codes);
+  posted.kept = {reinterpret_cast<uint8_t*>(kept.codes.data()),
+                 reinterpret_cast<uint8_t*>(kept.scale.data())};
+  posted.staged = {reinterpret_cast<uint8_t*>(place.codes),
+                   reinterpret_cast<uint8_t*>(place.scale)};
+  posted.cells = reinterpret_cast<const EngramCell*>(place.cells);
+  return posted;
+}
+
+void EngramStore::fill() {
+  for (size_t i = 0; i < next_; ++i) {
+    if (places()[i].waits) fill(places()[i]);
+  }
+}
+
+void EngramStore::fill(Place& place) {
+  place.waits = false;
+  const Rows<const int64_t>& ids = place.ids;
+  if (place.on_host) {
+    KeptRows& kept = kept_.at(place.table);
+    auto* cell = reinterpret_cast<EngramCell*>(place.cells);
+    kept.policy.begin_call();
+    kept.brought.clear();
+    for (int64_t row = 0; row < ids.rows; ++row) {
+      for (int64_t column = 0; column < ids.cols; ++column) {
+        const int64_t id = ids.row(row)[column];
+        const HotRows::Found found = kept.policy.find(id);
+        if (found.staged == std::ssize(kept.brought)) kept.brought.push_back(id);
+        *cell++ = {found.place, found.staged};
+      }
+    }
+    copy_rows(place.wanted, kept.brought, place.codes, place.scale);
+  } else {
+    auto* number = reinterpret_cast<int64_t*>(place.cells);
+    for (int64_t row = 0; row < ids.rows; ++row) {
+      std::copy_n(ids.row(row), ids.cols, number + row * ids.cols);
+    }
+  }
+  std::atomic_ref(*place.raised).store(1);
 }
 
 // A step of 16k rows asks for 390,000 of them, each a miss of every cache: then several threads
@@ -62,48 +157,20 @@ void EngramStore::copy_rows(const EngramTable& table, std::span<const int64_t> r
     }
   };
   const auto count = std::ssize(rows);
-  if (count <= kKeptCellsMax) return copy(0, count);
+  if (count <= kGatherAlone) return copy(0, count);
   pool_.run((count + kGatherRows - 1) / kGatherRows, [&](int64_t part, int /*thread*/) {
     copy(part * kGatherRows, std::min(count, (part + 1) * kGatherRows));
   });
 }
 
-EngramStore::Kept EngramStore::bring(const EngramTable& table, Rows<const int64_t> ids) {
-  KeptRows& kept = kept_.at(table.codes);
-  kept.policy.begin_call();
-  kept.cells.clear();
-  kept.brought.clear();
-  for (int64_t row = 0; row < ids.rows; ++row) {
-    for (int64_t column = 0; column < ids.cols; ++column) {
-      const int64_t id = ids.row(row)[column];
-      const HotRows::Found found = kept.policy.find(id);
-      if (found.staged == std::ssize(kept.brought)) kept.brought.push_back(id);
-      kept.cells.push_back({found.place, found.staged});
-    }
-  }
-  const auto cells = std::ssize(kept.cells);
-  const int64_t blocks = table.width / 32;
-  const int64_t room = brought_room(cells, std::ssize(kept.brought));
-  const int64_t codes_at = whole_sectors(cells * int64_t{sizeof(EngramCell)});
-  const int64_t scale_at = codes_at + whole_sectors(room * table.width);
-  const StageArena::Place place = arena_.take(scale_at + room * blocks);
-  if (place.host == nullptr) return {};
-  std::memcpy(place.host, kept.cells.data(), static_cast<size_t>(cells) * sizeof(EngramCell));
-  copy_rows(table, kept.brought, place.host + codes_at, place.host + scale_at);
-  auto* on_device = reinterpret_cast<uint8_t*>(place.device);
-  return {.kept = {reinterpret_cast<uint8_t*>(kept.codes.data()),
-                   reinterpret_cast<uint8_t*>(kept.scale.data())},
-          .staged = {on_device + codes_at, on_device + scale_at},
-          .cells = reinterpret_cast<const EngramCell*>(on_device)};
-}
-
-EngramStore::Gathered EngramStore::gather(const EngramTable& table, Rows<const int64_t> ids) {
+EngramStore::Gathered EngramStore::gather(const EngramTable& table, Rows<const int64_t> ids,
+                                          StageArena& arena) {
   const int64_t cells = ids.rows * ids.cols;
   const int64_t blocks = (table.width + 31) / 32;
   // One place for all, since what is taken must be written before the next is.
   const int64_t codes_at = whole_sectors(cells * int64_t{sizeof(int64_t)});
   const int64_t scale_at = codes_at + whole_sectors(cells * table.width);
-  const StageArena::Place place = arena_.take(table.on_host ? scale_at + cells * blocks : codes_at);
+  const StageArena::Place place = arena.take(table.on_host ? scale_at + cells * blocks : codes_at);
   if (place.host == nullptr) return {};
   auto* number = reinterpret_cast<int64_t*>(place.host);
   for (int64_t cell = 0; cell < cells; ++cell) {

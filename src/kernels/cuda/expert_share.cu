@@ -24,6 +24,7 @@
 #include <algorithm>
 
 #include "base/check.h"
+#include "kernels/cuda/await_raised.cuh"
 #include "kernels/cuda/carver.h"
 #include "kernels/cuda/expert_arguments.h"
 #include "kernels/cuda/expert_plan.h"
@@ -37,7 +38,6 @@ namespace {
 constexpr int32_t kThreads = 256;
 constexpr int32_t kCombineThreads = 128;
 constexpr int32_t kRestBlocks = 264;
-constexpr uint64_t kPatienceNs = 60'000'000'000;  // for a rank that computes
 
 uint32_t blocks_of(int64_t items, int64_t each) {
   return static_cast<uint32_t>((items + each - 1) / each);
@@ -160,29 +160,11 @@ __global__ void count_sent_kernel(RankFlag* own) {
   ++own->sent;
 }
 
-__device__ __forceinline__ uint64_t nanoseconds() {
-  uint64_t now;
-  asm volatile("mov.u64 %0, %globaltimer;" : "=l"(now));
-  return now;
-}
-
-// Launched in full order. A rank that does not come is an error of this device: the program ends.
+// Launched in full order.
 __global__ void await_flag_kernel(RankFlag* own) {
   const uint64_t wanted = own->awaited + 1;
   own->awaited = wanted;
-  const uint64_t begin = nanoseconds();
-  uint64_t now = begin;
-  while (true) {
-    uint64_t raised;
-    asm volatile("ld.acquire.sys.global.u64 %0, [%1];"
-                 : "=l"(raised)
-                 : "l"(&own->raised)
-                 : "memory");
-    now = nanoseconds();
-    if (raised >= wanted) break;
-    if (now - begin > kPatienceNs) __trap();
-  }
-  own->waited_ns += now - begin;
+  own->waited_ns += await_raised(&own->raised, wanted);
 }
 
 // y[row] of 8 columns a thread.

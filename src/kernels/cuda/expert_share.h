@@ -9,12 +9,7 @@
 #include "kernels/expert_sharing.h"
 #include "kernels/tensor.h"
 
-// Of the CUDA runtime: cudaEvent_t.
-struct CUevent_st;
-
 namespace galley::kernels::cuda {
-
-using Event = CUevent_st*;
 
 constexpr int32_t kShareRanksMax = 8;  // cards of one host
 

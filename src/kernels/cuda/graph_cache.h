@@ -5,6 +5,7 @@
 // goes when there are too many. Owned by one thread.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <vector>
 
@@ -22,6 +23,11 @@ class GraphCache {
 
   // Gives the list to the stream: as a graph if it came before, else command by command.
   Result<void> run(const CommandList& list, Stream stream);
+
+  // Whether run() of a list with this key launches nothing that was never launched before.
+  bool knows(const CommandKey& key) const {
+    return std::ranges::find(entries_, key, &Entry::key) != entries_.end();
+  }
 
   // When memory that commands name goes away.
   void clear();

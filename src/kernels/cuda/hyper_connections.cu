@@ -58,12 +58,14 @@ __global__ void __launch_bounds__(kThreads) mean_kernel(Rows<const Bf16> streams
 
 template <bool kWhole>
 __global__ void __launch_bounds__(kThreads)
-    spread_kernel(const Bf16* const* sources, Rows<Bf16> streams) {
+    spread_kernel(const SourceRow* sources, Rows<Bf16> streams) {
   await_earlier();
   const int64_t row = blockIdx.x;
   const int64_t vector = channel_vector();
   const int64_t hidden = streams.cols / kStreams;
-  const Bf16* source = sources[row];
+  const SourceRow from = sources[row];
+  const Bf16* source = from.row;
+  if (from.drawn != nullptr) source += from.drawn->token * hidden;
   // Where a source lies is not known on the host: an embedding of an image may lie anywhere.
   const bool whole = kWhole && reinterpret_cast<uintptr_t>(source) % 16 == 0;
   const uint4 raw =
@@ -139,7 +141,7 @@ void stream_mean(Stream stream, Rows<const Bf16> streams, Rows<Bf16> mean) {
   }
 }
 
-void spread(Stream stream, const Bf16* const* sources, Rows<Bf16> streams) {
+void spread(Stream stream, const SourceRow* sources, Rows<Bf16> streams) {
   if (streams.rows == 0) return;
   const int64_t hidden = streams.cols / kStreams;
   const dim3 grid = channel_grid(streams.rows, hidden);

@@ -51,6 +51,6 @@ void hc_leave(Stream stream, Rows<const Bf16> y, Rows<const float> post, Rows<co
 void stream_mean(Stream stream, Rows<const Bf16> streams, Rows<Bf16> mean);
 
 // streams row r = four copies of sources[r], a device array of device pointers.
-void spread(Stream stream, const Bf16* const* sources, Rows<Bf16> streams);
+void spread(Stream stream, const SourceRow* sources, Rows<Bf16> streams);
 
 }  // namespace galley::kernels::cuda

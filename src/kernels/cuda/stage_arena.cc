@@ -16,6 +16,13 @@ int64_t aligned(int64_t bytes) { return (bytes + kAlignment - 1) / kAlignment * 
 
 }  // namespace
 
+StageArena::StageArena(Memory& memory, Stream stream, Stream copies)
+    : memory_(memory), stream_(stream), copies_(copies) {
+  cudaEventCreateWithFlags(&uploaded_, cudaEventDisableTiming);
+}
+
+StageArena::~StageArena() { cudaEventDestroy(uploaded_); }
+
 Result<void> StageArena::reserve(int64_t bytes) {
   if (bytes == 0 || (!blocks_.empty() && blocks_.back().host.bytes() >= bytes)) return {};
   Block block;
@@ -67,7 +74,9 @@ void StageArena::upload_block() {
   if (used_ == sent_) return;
   const Block& block = blocks_[block_];
   cudaMemcpyAsync(block.device.data() + sent_, block.host.data() + sent_,
-                  static_cast<size_t>(used_ - sent_), cudaMemcpyHostToDevice, stream_);
+                  static_cast<size_t>(used_ - sent_), cudaMemcpyHostToDevice, copies_);
+  cudaEventRecord(uploaded_, copies_);
+  cudaStreamWaitEvent(stream_, uploaded_, 0);
   sent_ = used_;
 }
 

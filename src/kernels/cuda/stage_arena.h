@@ -1,5 +1,7 @@
 // Small host values on their way to the kernels: written into pinned memory one
 // after the other, copied to the same place of a device block by the next upload().
+// Copies pass on a stream of their own, beside the kernels of the step before; the
+// kernels' stream waits for them.
 //
 // Offsets depend on the order and sizes of what is staged alone, so that the same
 // calls in another step stage at the same addresses. Without room it grows, which
@@ -17,11 +19,14 @@ namespace galley::kernels::cuda {
 
 class StageArena {
  public:
-  // `memory` and `stream` outlive it.
-  StageArena(Memory& memory, Stream stream) : memory_(memory), stream_(stream) {}
+  // `memory` and both streams outlive it.
+  StageArena(Memory& memory, Stream stream, Stream copies);
+  ~StageArena();
+  StageArena(const StageArena&) = delete;
+  StageArena& operator=(const StageArena&) = delete;
 
   Result<void> reserve(int64_t bytes);
-  // Everything staged so far may be overwritten, once the stream has read it.
+  // Everything staged so far may be overwritten: the kernels that read it have ended.
   void reset() {
     block_ = 0;
     used_ = 0;
@@ -51,6 +56,8 @@ class StageArena {
 
   Memory& memory_;
   Stream stream_;
+  Stream copies_;
+  Event uploaded_ = nullptr;
   std::vector<Block> blocks_;
   size_t block_ = 0;  // the one in use
   int64_t used_ = 0;  // of it

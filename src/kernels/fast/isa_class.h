@@ -39,7 +39,7 @@ class FastOps final : public HostOps {
 
   std::string_view name() const override;
 
-  void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
+  void spread(std::span<const SourceRow> sources, int64_t hidden, int32_t copies,
               Rows<Bf16> streams) override;
   void linear(Rows<const Bf16> x, std::span<const Product> products) override;
   void grouped_linear(Rows<const Bf16> x, const WeightView& weight, int32_t groups,

@@ -7,12 +7,12 @@
 
 namespace galley::kernels::GALLEY_ISA {
 
-void FastOps::spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
+void FastOps::spread(std::span<const SourceRow> sources, int64_t hidden, int32_t copies,
                      Rows<Bf16> streams) {
-  const Bf16* const* source = sources.data();
+  const SourceRow* source = sources.data();
   for (int64_t r = 0; r < streams.rows; ++r) {
     for (int32_t j = 0; j < copies; ++j) {
-      std::memcpy(streams.row(r) + j * hidden, source[r],
+      std::memcpy(streams.row(r) + j * hidden, source[r].values(hidden),
                   static_cast<size_t>(hidden) * sizeof(Bf16));
     }
   }

@@ -27,11 +27,12 @@ class PlainOps final : public HostOps {
 
   std::string_view name() const override { return "plain"; }
 
-  void spread(std::span<const Bf16* const> sources, int64_t hidden, int32_t copies,
+  void spread(std::span<const SourceRow> sources, int64_t hidden, int32_t copies,
               Rows<Bf16> streams) override {
     each_row(streams.rows, [&](int64_t r) {
+      const Bf16* row = sources[static_cast<size_t>(r)].values(hidden);
       for (int32_t j = 0; j < copies; ++j) {
-        std::copy_n(sources[r], hidden, streams.row(r) + j * hidden);
+        std::copy_n(row, hidden, streams.row(r) + j * hidden);
       }
     });
   }
