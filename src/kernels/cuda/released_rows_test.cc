@@ -144,6 +144,45 @@ TEST_F(CudaReleasedRows, ExpertsDoNotSeeOtherRows) {
   }
 }
 
+// The router's product is mma.sync's with splits on different blocks up to 256 rows, and wgmma's
+// with 32, 64 or 128 tokens above 256, 2,112 and 4,224; the choice is another kernel from 1,025
+// rows on.
+TEST_F(CudaReleasedRows, RouterDoesNotSeeOtherRows) {
+  Random random(85);
+  constexpr int64_t kRows = 4300;
+  constexpr int64_t kIn = 5120;
+  constexpr int32_t kTopK = 6;
+  const std::vector<Bf16> x = random.bf16(kRows * kIn);
+  for (const int64_t experts : {384, 200}) {
+    const StoredWeight gate(random, WeightFormat::kBf16, experts, kIn);
+    const std::vector<float> bias = random.f32(experts, 0.1);
+    const auto run = [&](int64_t begin, int64_t count) {
+      std::vector<int32_t> chosen(static_cast<size_t>(count * kTopK));
+      std::vector<float> weights(static_cast<size_t>(count * kTopK));
+      std::vector<float> margin(static_cast<size_t>(count));
+      const std::vector<const float*> biases(static_cast<size_t>(count), bias.data());
+      ops_->route(as_rows(x, kRows).slice(begin, count), gate.view(), biases,
+                  {.top_k = kTopK, .scale = 1.5F, .gate_temperature = 1.0F}, as_rows(chosen, count),
+                  as_rows(weights, count), margin.data());
+      std::vector<std::vector<uint8_t>> rows(static_cast<size_t>(count));
+      for (int64_t row = 0; row < count; ++row) {
+        std::vector<uint8_t>& bytes = rows[static_cast<size_t>(row)];
+        append_bytes(bytes, chosen.data() + row * kTopK, kTopK);
+        append_bytes(bytes, weights.data() + row * kTopK, kTopK);
+        append_bytes(bytes, margin.data() + row, 1);
+      }
+      return rows;
+    };
+    const auto all = run(0, kRows);
+    for (const int64_t count : {1, 9, 64, 65, 256, 257, 1024, 1025, 2112, 2113}) {
+      const int64_t begin = (kRows - count) / 3;
+      const auto part = run(begin, count);
+      EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin))
+          << experts << " experts, " << count << " rows from " << begin;
+    }
+  }
+}
+
 // Compressors and the indexer's head weights, together as a layer asks for them: other kernels from
 // 9 and 257 rows on. Each sum is also close to the exact one.
 TEST_F(CudaReleasedRows, NarrowExactProductsDoNotSeeOtherRows) {

@@ -3,21 +3,24 @@
 // Floor at the released shape (384 x 5,120): 10 KB of x a row, or 3.9 MFLOP of bf16 products, which
 // above a few thousand rows take longer (95 us for 16,384 rows at 680 TFLOP/s).
 //
-// K is cut into splits of 320; a split's sum is one chain of mma from zero, splits are added in
-// order. Few rows put splits on different blocks, which leave their sums in memory for the choice
-// to add; many rows go through all splits in one block. Both make the same chains and the same
-// additions. The choice is a warp a row: a maximum per place, experts in registers, the lower id
-// wins a tie; of few rows a block has one, since then only latency counts.
+// K is cut into splits of 320; a split's sum is one chain of products from zero, splits are added
+// in order. Few rows put splits on different blocks, which leave their sums in memory for the
+// choice to add; many rows go through all splits in one block, by wgmma where a gate is as wide as
+// a release's (gate_product.cu). All make the same chains and the same additions: mma.sync and
+// wgmma add 16 of K to a sum with the same bits (CudaReleasedRows.RouterDoesNotSeeOtherRows). The
+// choice is a warp a row: a maximum per place, experts in registers, the lower id wins a tie; of
+// few rows a block has one, since then only latency counts. Biases are there before the step's
+// first launch: they are asked for before the wait.
 //
-// Measured on an H200, one behind the other: 10 us for 1 row, 12 for 64, 48 for 768 (100 where a
-// block has all splits: too few blocks), 130 for 4,096, 175 for 8,192, 346 for 16,384. There the
-// product takes 300 (215 TFLOP/s). Tiles of 128 x 128 take 355 with eight warps and with sixteen
-// alike (260 and 400 with the choice): fewer bytes of operands a product help, more warps do not;
-// wgmma from shared memory would be the next step, in every kernel of the gate, since its sums need
-// not have the bits of mma.sync's.
+// Measured on an H200, one behind the other: 8.8 us for 1 row, 10.2 for 64 (10.2 and 11.7 with
+// biases behind the wait and three of a split's five stages on their way at a time), 20 for 256,
+// 24 for 640, 26 for 768, 41 for 4,096, 70 for 8,192, 138 for 16,384. Through mma.sync 41, 48, 130,
+// 175 and 345 from 640 rows on.
 #include <algorithm>
+#include <type_traits>
 
 #include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/gate_product.h"
 #include "kernels/cuda/mma_bf16.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/route.h"
@@ -30,14 +33,15 @@ namespace {
 constexpr int kSplit = 320;
 constexpr int kStep = 64;               // of K in one stage
 constexpr int kPitch = kStep * 2 + 16;  // bytes; 16 more, so that eight rows meet different banks
-constexpr int kStages = 4;
 constexpr int64_t kFewRows = 1024;
-constexpr int64_t kManyRows = 5632;
+constexpr int64_t kSplitRows = 256;  // above, gate_product where it can
 static_assert(kSplit % kStep == 0);
 
 // A block's tile and the warps it is shared among; a warp's part is 16 kRowTiles x 8 kColumnTiles.
-template <int kRowsIn, int kColumnsIn, int kRowWarpsIn, int kColumnWarpsIn>
+// All but one of the stages are on their way at a time.
+template <int kRowsIn, int kColumnsIn, int kRowWarpsIn, int kColumnWarpsIn, int kStagesIn>
 struct Shape {
+  static constexpr int kStages = kStagesIn;
   static constexpr int kRows = kRowsIn;
   static constexpr int kColumns = kColumnsIn;
   static constexpr int kColumnWarps = kColumnWarpsIn;
@@ -48,9 +52,10 @@ struct Shape {
   static constexpr int kColumnTiles = kWarpColumns / 8;
   static constexpr int kStageBytes = (kRows + kColumns) * kPitch;
 };
-using ManyRows = Shape<64, 128, 2, 2>;   // two blocks a processor
-using MostRows = Shape<128, 192, 4, 4>;  // 21 % fewer bytes of operands a product than 128 x 128
-using FewRows = Shape<64, 32, 4, 1>;
+using ManyRows = Shape<64, 128, 2, 2, 4>;  // two blocks a processor
+// All of a split is on its way at once, and one stage more would never be filled.
+using FewRows = Shape<64, 32, 4, 1, kSplit / kStep + 1>;
+constexpr int kFewRowsBytes = (FewRows::kStages - 1) * FewRows::kStageBytes;
 
 __device__ __forceinline__ void load_fragments(uint32_t (&r)[4], uint32_t address) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
@@ -143,29 +148,29 @@ __device__ __forceinline__ void gate_tile(const GateArguments& args) {
   const auto load_gate = [&](int64_t step) {
     if (step >= steps) return;
     fill<S::kThreads, kWhole>(args.gate, first_column, S::kColumns, k_begin + step * kStep,
-                              shared + step % kStages * S::kStageBytes + S::kRows * kPitch);
+                              shared + step % S::kStages * S::kStageBytes + S::kRows * kPitch);
   };
   const auto load_x = [&](int64_t step) {
     if (step < steps) {
       fill<S::kThreads, kWhole>(args.x, first_row, S::kRows, k_begin + step * kStep,
-                                shared + step % kStages * S::kStageBytes);
+                                shared + step % S::kStages * S::kStageBytes);
     }
     asm volatile("cp.async.commit_group;" ::: "memory");
   };
   // Constant: before the wait. It completes with the first part of x at the latest.
-  for (int step = 0; step < kStages - 1; ++step) load_gate(step);
+  for (int step = 0; step < S::kStages - 1; ++step) load_gate(step);
   await_earlier();
   float chain[S::kRowTiles][S::kColumnTiles][4];
   float total[S::kRowTiles][S::kColumnTiles][4];
   clear<S>(chain);
   clear<S>(total);
-  for (int step = 0; step < kStages - 1; ++step) load_x(step);
+  for (int step = 0; step < S::kStages - 1; ++step) load_x(step);
   for (int64_t step = 0; step < steps; ++step) {
-    asm volatile("cp.async.wait_group %0;" ::"n"(kStages - 2) : "memory");
+    asm volatile("cp.async.wait_group %0;" ::"n"(S::kStages - 2) : "memory");
     __syncthreads();  // the stage is there, and the one to be filled next is free
-    load_gate(step + kStages - 1);
-    load_x(step + kStages - 1);
-    multiply_stage<S>(shared + step % kStages * S::kStageBytes, chain);
+    load_gate(step + S::kStages - 1);
+    load_x(step + S::kStages - 1);
+    multiply_stage<S>(shared + step % S::kStages * S::kStageBytes, chain);
     if ((step + 1) % (kSplit / kStep) == 0 || step + 1 == steps) {
 #pragma unroll
       for (int r = 0; r < S::kRowTiles; ++r) {
@@ -241,43 +246,63 @@ struct Places {
 // take(place, key, expert, p) in every lane.
 template <int kEach, class Take>
 __device__ __forceinline__ void take_best(Places<kEach>& all, int count, Take&& take) {
-  for (int place = 0; place < count; ++place) {
-    uint32_t best = 0;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) best = max(best, all.key[i]);
-    best = __reduce_max_sync(kAllLanes, best);
-    unsigned candidate = 0xFFFFFFFFU;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (all.key[i] == best) candidate = min(candidate, static_cast<unsigned>(all.expert[i]));
-    }
-    const unsigned expert = __reduce_min_sync(kAllLanes, candidate);
-    float p = 0.0F;
-    bool mine = false;
+  uint32_t key;  // the best of this lane's
+  unsigned expert;
+  float p;
+  const auto find = [&] {
+    key = 0;
+    expert = 0xFFFFFFFFU;
+    p = 0.0F;
 #pragma unroll
     for (int i = 0; i < kEach; ++i) {
-      if (all.key[i] != best || static_cast<unsigned>(all.expert[i]) != expert) continue;
+      const auto other = static_cast<unsigned>(all.expert[i]);
+      if (all.key[i] < key || (all.key[i] == key && other > expert)) continue;
+      key = all.key[i];
+      expert = other;
       p = all.p[i];
-      all.key[i] = 0;
-      mine = true;
     }
+  };
+  find();
+  for (int place = 0; place < count; ++place) {
+    const uint32_t best = __reduce_max_sync(kAllLanes, key);
+    const unsigned winner = __reduce_min_sync(kAllLanes, key == best ? expert : 0xFFFFFFFFU);
+    const bool mine = key == best && expert == winner;
     const unsigned owners = __ballot_sync(kAllLanes, mine);
-    take(place, best, static_cast<int>(expert), __shfl_sync(kAllLanes, p, __ffs(owners) - 1));
+    take(place, best, static_cast<int>(winner), __shfl_sync(kAllLanes, p, __ffs(owners) - 1));
+    if (!mine) continue;
+#pragma unroll
+    for (int i = 0; i < kEach; ++i) {
+      if (static_cast<unsigned>(all.expert[i]) == winner) all.key[i] = 0;
+    }
+    find();
   }
 }
 
-// Experts first, first + step, ... of a row.
+// Experts first, first + step, ... of a row: their biases, which were there before the step, and
+// behind earlier kernels all else.
+template <int kEach>
+struct Biases {
+  float of[kEach];
+};
+template <int kEach>
+__device__ __forceinline__ void load_biases(const ChoiceArguments& args, int64_t row, int first,
+                                            int step, Biases<kEach>& biases) {
+  const float* bias = args.bias_of_row[row];
+#pragma unroll
+  for (int i = 0; i < kEach; ++i) {
+    const int expert = first + i * step;
+    biases.of[i] = expert < args.expert_count ? bias[expert] : 0.0F;
+  }
+}
 template <int kEach>
 __device__ __forceinline__ void load_places(const ChoiceArguments& args, int64_t row, int first,
-                                            int step, Places<kEach>& all) {
-  const float* bias = args.bias_of_row[row];
+                                            int step, const Biases<kEach>& biases,
+                                            Places<kEach>& all) {
   const float* logits = args.logits + row * args.splits * args.expert_count;
-  float added[kEach] = {};
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     all.p[i] = 0.0F;
     all.expert[i] = first + i * step;
-    if (all.expert[i] < args.expert_count) added[i] = bias[all.expert[i]];
   }
   constexpr int kAhead = kEach <= 3 ? 16 : 4;  // splits whose loads are under way at a time
 #pragma unroll kAhead
@@ -291,7 +316,7 @@ __device__ __forceinline__ void load_places(const ChoiceArguments& args, int64_t
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     all.p[i] = sqrtf(softplus(all.p[i] / args.options.gate_temperature));
-    const float biased = all.p[i] + added[i];
+    const float biased = all.p[i] + biases.of[i];
     all.key[i] = order_key(isnan(biased) ? -INFINITY : biased);
     if (all.expert[i] >= args.expert_count) all.key[i] = 0;
   }
@@ -341,11 +366,14 @@ __device__ __forceinline__ void choose(const ChoiceArguments& args, int64_t row,
 // A warp a row.
 template <int kEach>
 __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArguments args) {
-  await_earlier();
   const int64_t row = int64_t{blockIdx.x} * kChoiceWarps + threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  Biases<kEach> biases;
+  load_biases(args, min(row, args.experts.rows - 1), lane, kWarp, biases);
+  await_earlier();
   if (row >= args.experts.rows) return;
   Places<kEach> all;
-  load_places(args, row, threadIdx.x % kWarp, kWarp, all);
+  load_places(args, row, lane, kWarp, biases, all);
   choose(args, row, all);
 }
 
@@ -353,6 +381,8 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_kernel(ChoiceArgum
 // experts, one of them the best of these.
 template <int kEach>
 __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_few_kernel(ChoiceArguments args) {
+  Biases<kEach> biases;
+  load_biases(args, blockIdx.x, threadIdx.x, kChoiceWarps * kWarp, biases);
   await_earlier();
   constexpr int kSeenMax = kChoiceWarps * (kRoutedTopKMax + 1);
   constexpr int kSeenEach = (kSeenMax + kWarp - 1) / kWarp;
@@ -362,7 +392,7 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_few_kernel(ChoiceA
   const int lane = threadIdx.x % kWarp;
   const int seen = places_seen(args);
   Places<kEach> all;
-  load_places(args, blockIdx.x, threadIdx.x, kChoiceWarps * kWarp, all);
+  load_places(args, blockIdx.x, threadIdx.x, kChoiceWarps * kWarp, biases, all);
   const int begin = static_cast<int>(threadIdx.x) / kWarp * seen;
   take_best(all, seen, [&](int place, uint32_t key, int expert, float p) {
     if (lane != 0) return;
@@ -392,8 +422,10 @@ __global__ void __launch_bounds__(FewRows::kThreads)
   gate_tile<FewRows, true, kWhole>(gate);
   __syncthreads();  // the block's logits are in memory
   for (int64_t row = threadIdx.x / kWarp; row < choice.experts.rows; row += kChoiceWarps) {
+    Biases<1> biases;
+    load_biases(choice, row, threadIdx.x % kWarp, kWarp, biases);
     Places<1> all;
-    load_places(choice, row, threadIdx.x % kWarp, kWarp, all);
+    load_places(choice, row, threadIdx.x % kWarp, kWarp, biases, all);
     choose(choice, row, all);
   }
 }
@@ -401,7 +433,8 @@ constexpr int64_t kOneBlockRows = 8;
 
 template <class S, bool kOneSplit, bool kWhole>
 void launch_gate(Stream stream, const GateArguments& args) {
-  constexpr int kBytes = kStages * S::kStageBytes;
+  constexpr int kBytes = kOneSplit ? kFewRowsBytes : S::kStages * S::kStageBytes;
+  static_assert(!kOneSplit || std::is_same_v<S, FewRows>);
   const dim3 grid(static_cast<unsigned>(divide_up(args.gate.rows, S::kColumns)),
                   static_cast<unsigned>(kOneSplit ? args.splits : 1),
                   static_cast<unsigned>(divide_up(args.x.rows, S::kRows)));
@@ -428,26 +461,27 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
         options.top_k <= kRoutedTopKMax);
   if (x.rows == 0) return;
   const bool few = x.rows <= kFewRows;
-  const GateArguments args{x, Rows<const Bf16>(gate, expert_count, x.cols),
-                           static_cast<float*>(workspace), split_count(x.rows, x.cols)};
+  const Rows<const Bf16> gate_rows(gate, expert_count, x.cols);
+  const bool whole_sums = x.rows > kSplitRows && gate_product_supports(x, gate_rows);
+  const GateArguments args{x, gate_rows, static_cast<float*>(workspace),
+                           whole_sums ? 1 : split_count(x.rows, x.cols)};
   const bool whole = is_whole(x) && is_whole(gate, x.cols);
   const ChoiceArguments choice{args.logits, args.splits, static_cast<int32_t>(expert_count),
                                bias_of_row, options,     experts,
                                weights,     margin};
   if (x.rows <= kOneBlockRows && args.splits == 1 && expert_count <= kWarp) {
     const auto kernel = whole ? route_few_kernel<true> : route_few_kernel<false>;
-    launch_kernel(kernel, {1, FewRows::kThreads, kStages * FewRows::kStageBytes}, stream, args,
-                  choice);
+    launch_kernel(kernel, {1, FewRows::kThreads, kFewRowsBytes}, stream, args, choice);
     return;
   }
-  if (few && whole) {
+  if (whole_sums) {
+    gate_product(stream, x, gate_rows, kSplit, args.logits);
+  } else if (few && whole) {
     launch_gate<FewRows, true, true>(stream, args);
   } else if (few) {
     launch_gate<FewRows, true, false>(stream, args);
-  } else if (whole && x.rows <= kManyRows) {
-    launch_gate<ManyRows, false, true>(stream, args);
   } else if (whole) {
-    launch_gate<MostRows, false, true>(stream, args);
+    launch_gate<ManyRows, false, true>(stream, args);
   } else {
     launch_gate<ManyRows, false, false>(stream, args);
   }
