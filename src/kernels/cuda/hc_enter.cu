@@ -7,27 +7,29 @@
 // Products are exact, sums are f32.
 //
 // Few rows go through hc_site.cu, all others through two launches. `pass` leaves the site before on
-// its way, if one is held back for it, so that streams are read and written once: 90 KB in and out
-// a row, 12 more for x and what is said next. It cuts the channels into slices of 160, a slice into
-// five groups of 32. A block keeps a slice and its weights, all three parts in shared memory; teams
-// of five warps go through tiles of 16 rows, a warp a group, which asynchronous copies bring while
-// the tile before is worked on. What is left in memory is x not yet scaled and, a slice, 26 numbers
-// a row. `finish` adds these up in slice order, scales x, makes its Q8 where folded products read
-// it, and does Sinkhorn in 16 lanes; of many rows blocks of their own do the latter, since it waits
-// on latencies only.
+// its way, if one is held back for it (of up to 128 rows it sums the experts up in front of that,
+// which takes as long as a launch for it), so that streams are read and written once: 90 KB in and
+// out a row, 12 more for x and what is said next. It cuts the channels into slices of 160, a slice
+// into five groups of 32. A block keeps a slice and its weights, all three parts in shared memory;
+// teams of five warps go through tiles of 16 rows, a warp a group, which asynchronous copies bring
+// while the tile before is worked on. What is left in memory is x not yet scaled and, a slice, 26
+// numbers a row. `finish` adds these up in slice order, scales x, makes its Q8 where folded
+// products read it, and does Sinkhorn in 16 lanes; of many rows blocks of their own do the latter,
+// since it waits on latencies only.
 //
 // A group's sums start at zero, groups are added in order within a slice, slices in order: the same
 // for any number of rows.
 //
 // Measured on an H200, leaving and entering: 717 us for 16,384 rows (2.0 GB with x read and written
-// again: 2.8 TB/s, 58 % of bandwidth), 182 for 4,096, 95 for 2,048, 55 for 1,024, 28 for 512, about
-// 12 for 64; with Q8 760, 190, 99, 56, 29 and 12, where a launch for it took 60 more at 16,384 and
-// 2 at 64. With two teams of many rows: 734, 205 and 114. Entering alone, with two: 526. Apart,
-// with a projection whose sixteen warps had weights in registers: 841, 230, 68, 34, 17; alone 460
-// (before stores were of 16 bytes: 870; row.cuh). pass takes about 600 of them. It is no longer
-// short of memory but of instructions: 1,500 a group, half of them the f32 products and sums of
-// leaving, none of which may be fused; the ten warps of two teams issue in every second cycle, wait
-// for their team in 18 % of their time and for memory in 6 %.
+// again: 2.85 TB/s, 59 % of bandwidth), 178 for 4,096, 92 for 2,048, 53 for 1,024, 27 for 512, 10.3
+// for 64; with Q8 749, 189, 98, 55, 29 and 10.5, where a launch for it took 60 more at 16,384 and
+// 2 at 64. With two teams of many rows: 734, 205 and 114. Of up to 264 rows finish has all its
+// loads of a row's slices on their way at once: 0.7 us of the 10.3. Entering alone, with two: 526.
+// Apart, with a projection whose sixteen warps had weights in registers: 841, 230, 68, 34, 17;
+// alone 460 (before stores were of 16 bytes: 870; row.cuh). pass takes about 600 of them. It is no
+// longer short of memory but of instructions: 1,500 a group, half of them the f32 products and sums
+// of leaving, none of which may be fused; the ten warps of two teams issue in every second cycle,
+// wait for their team in 18 % of their time and for memory in 6 %.
 //
 // Tried: each warp a tile of its own, group after group, with eight warps and a ring of three
 // stages 788 (878 with copies that do not ask L2 for the whole line), two stages 1,305, twelve and
@@ -38,7 +40,9 @@
 // Every access of shared memory is a lane's own behind its own copies (a stage), or between two
 // meetings of a team (mixes, sums).
 #include <algorithm>
+#include <type_traits>
 
+#include "kernels/cuda/expert_layer.h"
 #include "kernels/cuda/hc_enter.cuh"
 #include "kernels/cuda/hc_leave.cuh"
 #include "kernels/cuda/hyper_connections.h"
@@ -105,8 +109,13 @@ __device__ __forceinline__ void copy_vector(uint4* to, const Bf16* row, int64_t 
   }
 }
 
-template <class Form, bool kWhole, bool kLeaves>
+// What a pass does in front of entering.
+enum class Leave : uint8_t { kNot, kSite, kSumAndSite };
+
+template <class Form, bool kWhole, Leave kLeave>
 struct Pass {
+  static constexpr bool kLeaves = kLeave != Leave::kNot;
+
   const PassArguments& args;
   PassTeam<Form>& shared;
   int group;  // this warp's
@@ -126,9 +135,12 @@ struct Pass {
         copy_vector<kWhole>(to + (j * kHalves + half) * kWarp, streams + j * hidden,
                             vector + lane % 4, hidden);
       }
-      if constexpr (kLeaves) {
-        copy_vector<kWhole>(to + (kStreams * kHalves + half) * kWarp, row_of(args.leave.y, row),
-                            vector + lane % 4, hidden);
+      uint4* y = to + (kStreams * kHalves + half) * kWarp;
+      if constexpr (kLeave == Leave::kSite) {
+        copy_vector<kWhole>(y, row_of(args.leave.y, row), vector + lane % 4, hidden);
+      } else if constexpr (kLeave == Leave::kSumAndSite) {  // while the streams are on their way
+        *y = combine8(args.leave.parts, row, vector + lane % 4);
+        store8<true>(row_of(args.leave.y, row), vector + lane % 4, hidden, *y);
       }
     }
   }
@@ -241,7 +253,7 @@ struct Pass {
 };
 
 // Block (slice, part); its teams go through tiles of 16 rows, each for itself, a warp a group.
-template <class Form, bool kWhole, bool kLeaves>
+template <class Form, bool kWhole, Leave kLeave>
 __global__ void __launch_bounds__(Form::kWarps* kWarp, 1)
     pass_kernel(const __grid_constant__ PassArguments args) {
   extern __shared__ __align__(128) uint8_t shared_bytes[];
@@ -268,7 +280,7 @@ __global__ void __launch_bounds__(Form::kWarps* kWarp, 1)
   __syncthreads();
   const int team = warp / kSliceGroups;
   const int group = warp % kSliceGroups;
-  Pass<Form, kWhole, kLeaves> pass{args, shared.team[team], group};
+  Pass<Form, kWhole, kLeave> pass{args, shared.team[team], group};
   const auto meet = [&] {
     asm volatile("bar.sync %0, %1;" ::"r"(team + 1), "n"(kSliceGroups * kWarp) : "memory");
   };
@@ -306,30 +318,58 @@ __global__ void __launch_bounds__(Form::kWarps* kWarp, 1)
   }
 }
 
+// A load that stays where it is, so that as many are under way as were written.
+__device__ __forceinline__ float load_now(const float* from) {
+  float value;
+  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(from));
+  return value;
+}
+
+// A number of each of kRows rows, summed over the slices, kAtOnce of them asked for together; zeros
+// behind the last one change nothing.
+template <int kAtOnce, int kRows>
+__device__ __forceinline__ void sum_slices(const float* const (&from)[kRows], int64_t slices,
+                                           float (&sum)[kRows]) {
+#pragma unroll
+  for (int r = 0; r < kRows; ++r) sum[r] = 0.0F;
+#pragma unroll 1
+  for (int64_t first = 0; first < slices; first += kAtOnce) {
+    float part[kAtOnce][kRows];
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        part[i][r] = first + i < slices ? load_now(from[r] + (first + i) * kPartials) : 0.0F;
+      }
+    }
+#pragma unroll
+    for (int i = 0; i < kAtOnce; ++i) {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) sum[r] += part[i][r];
+    }
+  }
+}
+
 // By one warp.
+template <int kAtOnce>
 __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
   if (first_row >= args.x.rows) return;
-  const int lane = threadIdx.x % kWarp;
-  const int64_t slices = args.slices;
-  float sum[kFinishRows] = {};
   const float* from[kFinishRows];
 #pragma unroll
   for (int r = 0; r < kFinishRows; ++r) {
-    from[r] = args.partials + min(first_row + r, args.x.rows - 1) * slices * kPartials + lane;
+    const int64_t row = min(first_row + r, args.x.rows - 1);
+    from[r] = args.partials + row * args.slices * kPartials + threadIdx.x % kWarp;
   }
-#pragma unroll 10
-  for (int64_t slice = 0; slice < slices; ++slice) {
-#pragma unroll
-    for (int r = 0; r < kFinishRows; ++r) sum[r] += __ldg(from[r] + slice * kPartials);
-  }
+  float sum[kFinishRows];
+  sum_slices<kAtOnce>(from, args.slices, sum);
   write_mixes(args, first_row, sum);
 }
 
 // A block has two rows, each of them threads that scale x. Of few rows a last warp makes their
 // mixes; of many a further block behind as many as it has warps does, since that waits on latencies
 // only and so passes beside the others' copying.
-template <bool kWhole, bool kMakesTiles>
-__global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
+template <bool kWhole, bool kMakesTiles, int kAtOnce>
+__global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp, kAtOnce > 8 ? 1 : 2)
     finish_kernel(FinishArguments args) {
   await_earlier();
   const int threads = args.row_threads;
@@ -339,7 +379,7 @@ __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
     const int64_t turn = blockIdx.x / (warps + 1);
     const int in_turn = static_cast<int>(blockIdx.x % (warps + 1));
     if (in_turn == warps) {
-      coefficients(args, (turn * warps + threadIdx.x / kWarp) * kFinishRows);
+      coefficients<kAtOnce>(args, (turn * warps + threadIdx.x / kWarp) * kFinishRows);
       return;
     }
     pair = turn * warps + in_turn;
@@ -347,24 +387,21 @@ __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
   const int64_t first_row = pair * kFinishRows;
   const int which = static_cast<int>(threadIdx.x) / threads;
   if (which == kFinishRows) {
-    coefficients(args, first_row);
+    coefficients<kAtOnce>(args, first_row);
     return;
   }
   const int64_t row = first_row + which;
   if (row >= args.x.rows) return;
   Bf16* x = row_of(args.x, row);
-  const float* squares_of = args.partials + row * args.slices * kPartials + kOutSquares;
+  const float* const squares_of[1] = {args.partials + row * args.slices * kPartials + kOutSquares};
   const int64_t hidden = args.x.cols;
   const int first = static_cast<int>(threadIdx.x) % threads;
   uint4 raw[kScaleVectors];
 #pragma unroll
   for (int i = 0; i < kScaleVectors; ++i) raw[i] = load8<kWhole>(x, first + i * threads, hidden);
-  float squares = 0.0F;
-#pragma unroll 8
-  for (int64_t slice = 0; slice < args.slices; ++slice) {
-    squares += __ldg(squares_of + slice * kPartials);
-  }
-  const float inverse = inverse_rms(squares, hidden, args.options.norm_eps);
+  float squares[1];
+  sum_slices<kAtOnce>(squares_of, args.slices, squares);
+  const float inverse = inverse_rms(squares[0], hidden, args.options.norm_eps);
 #pragma unroll
   for (int i = 0; i < kScaleVectors; ++i) {
     const int64_t vector = first + i * threads;
@@ -381,6 +418,7 @@ __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp)
 int64_t slice_count(int64_t hidden) { return divide_up(hidden, kSlice); }
 
 constexpr int64_t kFewRows = 1024;
+constexpr int64_t kSumRows = 128;  // above, the sum of the experts is a launch of its own
 
 template <class Form, bool kWhole>
 void launch_pass(Stream stream, const PassArguments& args) {
@@ -390,8 +428,13 @@ void launch_pass(Stream stream, const PassArguments& args) {
   const int64_t parts = std::min(std::max<int64_t>(kBlocks / project.slices, 1), blocks);
   const Grid grid(dim3(static_cast<unsigned>(project.slices), static_cast<unsigned>(parts)),
                   Form::kWarps * kWarp, sizeof(PassShared<Form>));
-  const auto kernel = args.leave.y.data != nullptr ? pass_kernel<Form, kWhole, true>
-                                                   : pass_kernel<Form, kWhole, false>;
+  auto kernel = args.leave.y.data != nullptr ? pass_kernel<Form, kWhole, Leave::kSite>
+                                             : pass_kernel<Form, kWhole, Leave::kNot>;
+  if constexpr (kWhole && std::is_same_v<Form, FewRowsPass>) {
+    if (args.leave.parts.rows.data != nullptr) {
+      kernel = pass_kernel<Form, kWhole, Leave::kSumAndSite>;
+    }
+  }
   launch_kernel(kernel, grid, stream, args);
 }
 
@@ -399,8 +442,15 @@ template <bool kWhole>
 void launch_finish(Stream stream, const FinishArguments& args) {
   const int64_t pairs = divide_up(args.x.rows, kFinishRows);
   const int threads = args.row_threads * kFinishRows;
-  const auto kernel =
-      args.tiles.codes != nullptr ? finish_kernel<kWhole, true> : finish_kernel<kWhole, false>;
+  constexpr int64_t kAloneRows = 264;  // one block a processor: only latency counts
+  auto kernel = args.tiles.codes != nullptr ? finish_kernel<kWhole, true, 8>
+                                            : finish_kernel<kWhole, false, 8>;
+  if constexpr (kWhole) {
+    if (args.x.rows <= kAloneRows) {
+      kernel = args.tiles.codes != nullptr ? finish_kernel<kWhole, true, 32>
+                                           : finish_kernel<kWhole, false, 32>;
+    }
+  }
   if (args.mixes_apart) {
     const int warps = threads / kWarp;
     launch_kernel(kernel, {divide_up(pairs, warps) * (warps + 1), threads}, stream, args);
@@ -425,18 +475,17 @@ int64_t hc_enter_workspace_bytes(int64_t rows, int64_t hidden) {
   return rows * slice_count(hidden) * kPartials * static_cast<int64_t>(sizeof(float));
 }
 
-void hc_enter(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
+void hc_enter(Stream stream, const HcLeave& left, Rows<const Bf16> streams,
               const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
               const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, const InputTiles& tiles,
               void* workspace) {
   CHECK(tiles.codes == nullptr || x.cols % kChunk == 0);
   CHECK(options.streams == kStreams && streams.cols == kStreams * x.cols);
-  CHECK(x.cols <= kHiddenMax && leave.parts.rows.data == nullptr);
-  CHECK(leave.y.data == nullptr || leave.streams.data == streams.data);
+  CHECK(x.cols <= kHiddenMax);
+  CHECK(left.y.data == nullptr || left.streams.data == streams.data);
   if (x.rows == 0) return;
   const int64_t slices = slice_count(x.cols);
   auto* partials = static_cast<float*>(workspace);
-  const PassArguments args{leave, {streams, weights.fn, carried, x, partials, slices}};
   const FinishArguments finish{.partials = partials,
                                .slices = slices,
                                .weights = weights,
@@ -450,10 +499,17 @@ void hc_enter(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
   const auto in_fours = [](const Rows<const float>& rows) {
     return is_whole(rows.data, 8) && rows.stride % 4 == 0;
   };
-  const bool leaves_whole = is_whole(leave.y) && in_fours(leave.post) && in_fours(leave.comb);
+  const bool leaves_whole = is_whole(left.y) && in_fours(left.post) && in_fours(left.comb);
   const bool whole = leaves_whole && is_whole(streams) && is_whole(x) && x.cols % 8 == 0 &&
                      is_whole(weights.fn, x.cols) && is_whole(norm_weight, x.cols) &&
                      in_fours(carried);
+  PassArguments args{left, {streams, weights.fn, carried, x, partials, slices}};
+  ExpertParts& parts = args.leave.parts;
+  const bool sums = whole && x.rows <= kSumRows && is_whole(parts.rows) && is_whole(parts.shared);
+  if (parts.rows.data != nullptr && !sums) {
+    sum_experts(stream, parts, left.y);
+    parts = {};
+  }
   if (whole) {
     launch_both<true>(stream, args, finish);
   } else {

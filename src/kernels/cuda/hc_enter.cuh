@@ -117,12 +117,14 @@ __device__ __forceinline__ void multiply_group(const Tile& tile, const uint4* gr
 // x of one half, not yet scaled.
 __device__ __forceinline__ uint4 collapse_half(const Tile& tile, int half,
                                                const float (&pi)[kStreams]) {
-  Float8 x = {};
+  Float8 x;
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
     const Float8 value = widen8(tile.raw[j][half]);
 #pragma unroll
-    for (int e = 0; e < 8; ++e) x.v[e] += pi[j] * value.v[e];
+    for (int e = 0; e < 8; ++e) {
+      x.v[e] = j == 0 ? plus_zero(pi[j], value.v[e]) : x.v[e] + pi[j] * value.v[e];
+    }
   }
   return narrow8(x);
 }
@@ -161,6 +163,17 @@ __device__ __forceinline__ float from_lane(float x, int lane) {
   return __shfl_sync(kAllLanes, x, lane);
 }
 
+// a / b as division rounds it, for b and quotients far from the ends of the range: what division
+// does there, without its question whether they are. A quotient that is too small may be off.
+__device__ __forceinline__ float quotient(float a, float b) {
+  float r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  r = fmaf(r, fmaf(-b, r, 1.0F), r);
+  float q = a * r;
+  q = fmaf(r, fmaf(-b, q, a), q);
+  return fmaf(r, fmaf(-b, q, a), q);
+}
+
 // Sinkhorn of two rows in one warp: lane 16 r + 4 i + j has a[i][j] of row r. Every sum runs in
 // index order, as plain/ has it.
 inline __device__ float sinkhorn(float a, const HcOptions& options) {
@@ -183,8 +196,8 @@ inline __device__ float sinkhorn(float a, const HcOptions& options) {
   a = a / row_total(a) + options.hc_eps;
   a = a / (column_total(a) + options.hc_eps);
   for (int t = 1; t < options.sinkhorn_iterations; ++t) {
-    a = a / (row_total(a) + options.hc_eps);
-    a = a / (column_total(a) + options.hc_eps);
+    a = quotient(a, row_total(a) + options.hc_eps);
+    a = quotient(a, column_total(a) + options.hc_eps);
   }
   return a;
 }

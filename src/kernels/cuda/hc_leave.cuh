@@ -39,12 +39,15 @@ __device__ __forceinline__ void leave8(const LeaveMix& mix, uint4 y, uint4 (&str
   uint4 result[kStreams];
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
-    Float8 out = {};
+    Float8 out;
 #pragma unroll
     for (int from = 0; from < kStreams; ++from) {
       const Float8 in = widen8(streams[from]);
+      const float c = mix.comb[from * kStreams + j];
 #pragma unroll
-      for (int e = 0; e < 8; ++e) out.v[e] += mix.comb[from * kStreams + j] * in.v[e];
+      for (int e = 0; e < 8; ++e) {
+        out.v[e] = from == 0 ? plus_zero(c, in.v[e]) : out.v[e] + c * in.v[e];
+      }
     }
 #pragma unroll
     for (int e = 0; e < 8; ++e) out.v[e] = fmaf(mix.post[j], added.v[e], out.v[e]);

@@ -24,7 +24,7 @@ struct ExpertParts {
 
 // A site that is left first: streams <- expand(y, streams, post, comb). No y: none is.
 struct HcLeave {
-  ExpertParts parts = {};  // with rows: y is their sum, and is written too (hc_site alone)
+  ExpertParts parts = {};  // with rows: y is their sum, and is written too
   Rows<Bf16> y = {};
   Rows<const float> post = {};
   Rows<const float> comb = {};

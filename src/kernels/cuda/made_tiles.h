@@ -19,6 +19,7 @@ class MadeTiles {
     x_ = x;
     tiles_ = tiles;
   }
+  Rows<const Bf16> rows() const { return x_; }
   void forget() { *this = MadeTiles(columns_); }
   // Of x, for folded products; without codes if they were not made, or are forgotten.
   InputTiles of(Rows<const Bf16> x) {

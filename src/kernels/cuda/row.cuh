@@ -98,6 +98,9 @@ __device__ __forceinline__ Float8 load8_f32(const float* row, int64_t vector, in
   return x;
 }
 
+// 0 + a b, the product rounded, as a sum from zero begins: one instruction instead of two.
+__device__ __forceinline__ float plus_zero(float a, float b) { return fmaf(a, b, 0.0F); }
+
 __device__ __forceinline__ float square_sum(const Float8& x) {
   float sum = 0.0F;
 #pragma unroll
