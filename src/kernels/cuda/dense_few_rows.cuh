@@ -12,7 +12,7 @@
 // and the persistent kernel of many rows lost 20 % to adding parts.
 // Fewer strips (wq_a, wkv): K is cut into groups (dense_sum_groups: 2, 4 or 8, fixed by the matrix
 // alone); a block sums one group of a strip, and the blocks of a cluster add their groups in order
-// through shared memory. grouped_product.cuh adds its groups in the same order: the same bits.
+// through shared memory. dense_tiles.cuh adds its groups in the same order: the same bits.
 //
 // Tried, on one H200: products of several chunks under way before the first is promoted, since
 // waiting for one at a time is most of a warpgroup's time: 20.8 to 16.9 us for wo_b at 64 rows with

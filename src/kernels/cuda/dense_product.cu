@@ -1,16 +1,17 @@
-// The forms of the fp8 product, and which of them a number of rows gets.
+// The forms of the fp8 product, and which of them a number of rows gets: few rows
+// (dense_few_rows.cuh) or many (dense_tiles.cuh).
 #include <algorithm>
 
 #include "base/check.h"
 #include "kernels/cuda/dense_few_rows.cuh"
-#include "kernels/cuda/grouped_product.cuh"
+#include "kernels/cuda/dense_tiles.cuh"
 #include "kernels/cuda/launch_product.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
 
 // Above these rows the persistent kernel is faster: 128 rows of 5,120 x 8,192 take 20.7 us here and
-// 36 there, 256 rows 41 and 37; split sums of 1,280 x 5,120 16 and 26, 384 rows 23.5 and 26.
+// 35 there, 256 rows 41 and 35; split sums of 1,280 x 5,120 16 and 26, 384 rows 23.5 and 26.
 constexpr int32_t kFewRowsMax = 128;
 constexpr int32_t kFewSplitRowsMax = 384;
 // From so many strips on, blocks of two find enough of them for the whole device.
@@ -51,23 +52,60 @@ void launch_few_rows(Stream stream, const DenseSet& set) {
       stream, set, blocks);
 }
 
-template <class Form>
-void launch_many_rows(Stream stream, const DenseSet& set) {
-  const auto kernel = grouped_product_kernel<Form>;
-  static const LaunchLimits limits =
-      LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
-  for (int32_t i = 0; i < set.count; ++i) {
-    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1,
-                  arguments_of(set, set.parts[i]));
-  }
+// Whether the copy engine can store to y: everything is a multiple of 16 bytes.
+bool takes_boxes(const ProductArguments& args) {
+  return args.row_weight == nullptr && args.outputs % 8 == 0 && args.y_stride % 8 == 0 &&
+         reinterpret_cast<uintptr_t>(args.y) % 16 == 0;
 }
 
-// How long the persistent kernel takes with blocks of so many tokens, in turns of 128 tokens: one
-// of 192 is 1.25 of them.
-double turns_of(const DenseSet& set, int32_t tokens) {
+template <class Form>
+void launch_tiles(Stream stream, const ProductArguments& args) {
+  const auto kernel = dense_tiles_kernel<Form>;
+  static const LaunchLimits limits =
+      LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
+  // The threads that copy are less than a tile ahead.
+  CHECK(args.chunks > Form::kStages);
+  CUtensorMap map = {};
+  if constexpr (Form::kBoxes) {
+    map = matrix_map(args.y, args.rows, args.outputs, args.y_stride * 2, 2, 64, Form::kBoxColumns);
+  }
+  launch_kernel(kernel,
+                {limits.blocks, Form::kThreads, static_cast<size_t>(Form::kSharedBytes),
+                 static_cast<uint32_t>(Form::kCluster)},
+                stream, args, map);
+}
+
+// Rounds of the device's clusters, in turns of tiles of 128 slots: one of 256 takes 1.85 of them.
+bool takes_wide_tiles(const ProductArguments& args) {
   constexpr int32_t kMultiprocessors = 132;
-  const int32_t tiles = strips_of(set) / 2 * ((set.common.rows + tokens - 1) / tokens);
-  return (tiles + kMultiprocessors - 1) / kMultiprocessors * (tokens == 192 ? 1.25 : 1.0);
+  const auto rounds = [](int32_t tiles, int32_t at_once) {
+    return (tiles + at_once - 1) / at_once;
+  };
+  const int32_t blocks = (args.rows + 127) / 128;
+  const int32_t narrow = rounds(args.slots / 128 * blocks, kMultiprocessors);
+  const int32_t wide = rounds(args.slots / 256 * ((blocks + 1) / 2), kMultiprocessors / 2);
+  return wide * 1.85 <= narrow;
+}
+
+// Many rows of each matrix.
+template <bool kGrouped, ResultForm kResult>
+void launch_many_rows(Stream stream, const DenseSet& set) {
+  for (int32_t i = 0; i < set.count; ++i) {
+    const ProductArguments args = arguments_of(set, set.parts[i]);
+    if constexpr (kResult != ResultForm::kF32) {
+      if (takes_boxes(args)) {
+        if constexpr (!kGrouped) {
+          if (takes_wide_tiles(args)) {
+            launch_tiles<TileForm<2, kResult, false, true>>(stream, args);
+            continue;
+          }
+        }
+        launch_tiles<TileForm<1, kResult, kGrouped, true>>(stream, args);
+        continue;
+      }
+    }
+    launch_tiles<TileForm<1, kResult, kGrouped, false>>(stream, args);
+  }
 }
 
 // Sums of one part: 64 strips or more. As few blocks as multiprocessors take all of the shared
@@ -87,10 +125,7 @@ void launch_whole(Stream stream, const DenseSet& set) {
   if (rows <= kFewRowsMax) {
     return launch_few_rows<FewRowsForm<128, 1, 1, 220, kResult, 2>>(stream, set);
   }
-  if (turns_of(set, 128) < turns_of(set, 192)) {
-    return launch_many_rows<ProductForm<false, 2, 128, kResult, false, false, 2>>(stream, set);
-  }
-  launch_many_rows<ProductForm<false, 2, 192, kResult, false, false, 2>>(stream, set);
+  launch_many_rows<false, kResult>(stream, set);
 }
 
 // Sums of several parts, a block of a cluster each.
@@ -102,7 +137,7 @@ void launch_split(Stream stream, const DenseSet& set) {
   if (rows <= kFewSplitRowsMax) {
     return launch_few_rows<FewRowsForm<64, kGroups, 1, 74, kResult, 1>>(stream, set);
   }
-  launch_many_rows<ProductForm<false, 2, 128, kResult, false, true>>(stream, set);
+  launch_many_rows<true, kResult>(stream, set);
 }
 
 template <ResultForm kResult>

@@ -55,6 +55,7 @@
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/sm90.cuh"
+#include "kernels/cuda/sm90_memory.cuh"
 #include "kernels/cuda/weight_tiles.h"
 #include "kernels/cuda/wgmma_e4m3.cuh"
 
@@ -123,14 +124,6 @@ __device__ __forceinline__ TileShare share_at(int32_t round, int32_t items) {
 
 // Registers of four wgmmas: [K of 32][register].
 using OperandA = uint32_t[4][4];
-
-// Bytes of `low` and `high` chosen by four nibbles (below 8) of the selector's lower half. In
-// words of its own, so that the compiler keeps one mask for both halves of a word.
-__device__ __forceinline__ uint32_t permute_bytes(uint32_t low, uint32_t high, uint32_t selector) {
-  uint32_t result;
-  asm("prmt.b32 %0, %1, %2, %3;" : "=r"(result) : "r"(low), "r"(high), "r"(selector));
-  return result;
-}
 
 __device__ __forceinline__ uint2 load_table(uint32_t address) {
   uint2 value;

@@ -65,10 +65,11 @@ class CudaReleasedRows : public testing::Test {
 };
 
 // Folded projections take other kernels from 9, 33, 65, 129 or 385 rows on, and others again for
-// many strips, or for few, whose sums have several parts.
+// many strips, or for few, whose sums have several parts. Many rows take tiles of 128 or 256
+// outputs, by what fills the chip, and the last round's tiles may be halved.
 TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
   Random random(80);
-  constexpr int64_t kRows = 400;
+  constexpr int64_t kRows = 1700;
   for (const auto& [out, in] :
        {std::pair<int64_t, int64_t>{512, 5120}, {1280, 5120}, {5120, 2304}, {16384, 1280}}) {
     const std::vector<Bf16> x = random.bf16(kRows * in);
@@ -81,7 +82,7 @@ TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
     };
     const std::vector<uint8_t> all = run(0, kRows);
     const int64_t row_bytes = std::ssize(all) / kRows;
-    for (const int64_t count : {1, 8, 9, 32, 33, 64, 65, 128, 129, 256, 257, 384, 385}) {
+    for (const int64_t count : {1, 8, 9, 32, 33, 64, 65, 128, 129, 256, 257, 384, 385, 600, 1300}) {
       const int64_t begin = (kRows - count) / 3;
       const std::vector<uint8_t> part = run(begin, count);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
@@ -91,11 +92,12 @@ TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
 }
 
 // Experts take other forms of plan, quantisers and products as choices become more: 8, 800 and
-// 4,096 of them, and 6 for which sums are unrolled.
+// 4,096 of them, and 6 for which sums are unrolled. 1,700 rows of the shared expert are its widest
+// tiles.
 TEST_F(CudaReleasedRows, ExpertsDoNotSeeOtherRows) {
   Random random(83);
   constexpr int64_t kExperts = 8;
-  constexpr int64_t kRows = 1100;
+  constexpr int64_t kRows = 1700;
   constexpr int64_t kHidden = 5120;
   constexpr int64_t kInner = 2304;
   std::vector<StoredWeight> stored;

@@ -79,6 +79,17 @@ __device__ __forceinline__ void bulk_load(uint32_t destination, const void* sour
       : "memory");
 }
 
+// The same for all blocks of the cluster whose bit is set, at the same place in each.
+__device__ __forceinline__ void bulk_load_multicast(uint32_t destination, const void* source,
+                                                    uint32_t bytes, uint32_t barrier,
+                                                    uint16_t blocks) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster "
+      "[%0], [%1], %2, [%3], %4;" ::"r"(destination),
+      "l"(source), "r"(bytes), "r"(barrier), "h"(blocks)
+      : "memory");
+}
+
 // Some warps of a block meet, or say that they were here.
 __device__ __forceinline__ void named_sync(int32_t name, int32_t threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");

@@ -63,4 +63,23 @@ __device__ __forceinline__ void box_load_multicast(uint32_t destination, const C
       : "memory");
 }
 
+// The box in shared memory to (row, column), what reaches past the matrix left out. Committed
+// together; then a thread waits until all of its boxes were read, or are in memory.
+__device__ __forceinline__ void box_store(const CUtensorMap& map, int32_t column, int32_t row,
+                                          uint32_t source) {
+  asm volatile(
+      "cp.async.bulk.tensor.2d.global.shared::cta.bulk_group [%0, {%1, %2}], [%3];" ::"l"(&map),
+      "r"(column), "r"(row), "r"(source)
+      : "memory");
+}
+__device__ __forceinline__ void box_stores_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+__device__ __forceinline__ void box_stores_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+__device__ __forceinline__ void box_stores_wait() {
+  asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
+}
+
 }  // namespace galley::kernels::cuda
