@@ -35,6 +35,8 @@
 #include "kernels/cuda/rope.h"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/sample.h"
+#include "kernels/cuda/scratch_rooms.h"
+#include "kernels/cuda/side_stream.h"
 #include "kernels/cuda/stage_arena.h"
 #include "kernels/cuda/step_lane.h"
 #include "kernels/cuda/weight_tiles.h"
@@ -42,30 +44,9 @@
 namespace galley::kernels::cuda {
 namespace {
 
-// Working memory of operations; each lives until the next operation that names it.
-enum class Scratch : uint8_t {
-  kQuantised,  // a product's input in simulated Q8
-  kPacked,     // an input whose rows are not whole vectors
-  kMix,        // hc_enter
-  kRouter,
-  kPlan,  // pairs by expert
-  kGate,  // of pairs
-  kUp,
-  kPairs,  // experts' results
-  kSharedGate,
-  kSharedUp,
-  kShared,
-  kExperts,  // folded experts: rows on their way through the layer
-  kTiles,    // a folded product's input: codes, then scales
-  kScores,   // indexer
-  kDraw,
-  kBlockScores,
-  kIndex,  // of index_select_sm90, kept zeroed
-  kCount,
-};
-
 // Steps of more rows launch as they go: the device is then slower than the host.
 constexpr int64_t kGraphRowsMax = 512;
+constexpr int64_t kSideRowsMax = 128;                   // of the shared expert, beside the others
 constexpr int64_t kCopiesAlongMax = 512;                // that a launch of products takes along
 constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
 
@@ -76,12 +57,15 @@ class CudaOps final : public Ops {
   static Result<std::unique_ptr<Ops>> create(int32_t index) {
     const DeviceProperties device = TRY(open_device(index));
     const StepStreams streams = TRY(StepStreams::create());
-    return std::unique_ptr<Ops>(new CudaOps(device, streams));
+    std::unique_ptr<CudaOps> ops(new CudaOps(device, streams));
+    TRY(open_side(ops->side_));
+    return std::unique_ptr<Ops>(std::move(ops));
   }
 
   ~CudaOps() override {
     engram_.release();
     lane_.synchronise();
+    close_side(side_);
   }
 
   std::string_view name() const override { return "cuda"; }
@@ -412,9 +396,14 @@ class CudaOps final : public Ops {
     CHECK(gate.format == WeightFormat::kBf16 && gate.in == x.cols);
     if (x.rows == 0) return;
     void* workspace = bytes(Scratch::kRouter, route_workspace_bytes(x.rows, x.cols, gate.out));
-    const MadeTiles made = made_;  // a router writes nothing else
-    enqueue_first(cuda::route, x, static_cast<const Bf16*>(gate.data), gate.out,
-                  staged(bias_of_row), options, experts, weights, margin, workspace);
+    MadeTiles made = made_;  // a router writes nothing else
+    settle();
+    // The shared expert needs x alone, so it may begin here.
+    const bool forks = fuses_ && x.rows <= kSideRowsMax && made.of(x).codes != nullptr;
+    if (forks) append_first(fork_side, static_cast<const SideStream*>(&side_));
+    forked_ = forks ? x.data : nullptr;
+    append_first(cuda::route, x, static_cast<const Bf16*>(gate.data), gate.out, staged(bias_of_row),
+                 options, experts, weights, margin, workspace);
     made_ = made;
   }
 
@@ -427,8 +416,11 @@ class CudaOps final : public Ops {
       CHECK(experts.stride == experts.cols && expert_weights.stride == experts.cols);
       auto* room =
           static_cast<uint8_t*>(bytes(Scratch::kExperts, expert_workspace_bytes(shape, x.rows)));
-      enqueue_first(run_experts, shape, FoldStore::tiles_of(weights, shape), x, made_.of(x),
-                    experts.data, expert_weights.data, room);
+      const InputTiles x_tiles = made_.of(x);
+      const bool aside = std::exchange(forked_, nullptr) == x.data && x_tiles.codes != nullptr;
+      enqueue_first(run_experts, shape, FoldStore::tiles_of(weights, shape), x, x_tiles,
+                    aside ? &std::as_const(side_) : nullptr, experts.data, expert_weights.data,
+                    room);
       held_.parts = expert_parts(shape, x.rows, room);
       held_.y = y;
       if (!fuses_) settle();
@@ -509,6 +501,7 @@ class CudaOps final : public Ops {
         memory_(make_device_memory(streams.kernels, [this] { flush(); })),
         lane_(streams, *memory_),
         folds_(*memory_, streams.kernels),
+        scratch_(*memory_, lane_, [this] { flush(); }),
         engram_(*memory_),
         expert_tables_(*memory_),
         sharing_(
@@ -576,28 +569,8 @@ class CudaOps final : public Ops {
         arena().stage(host.data(), std::ssize(host) * static_cast<int64_t>(sizeof(T))));
   }
 
-  // Grows when a call is larger than reserve() knew; null after a failure, which finish() tells.
-  void* bytes(Scratch which, int64_t count) {
-    MemoryBlock& block = scratch_[static_cast<size_t>(which)];
-    if (block.bytes() >= count) return block.data();
-    flush();
-    lane_.synchronise();  // kernels may still use the smaller one
-    lane_.forget_graphs();
-    block = {};
-    auto grown = MemoryBlock::create(*memory_, count, "working memory of kernels");
-    if (!grown) {
-      lane_.fail(grown.error());
-      return nullptr;
-    }
-    block = *std::move(grown);
-    return block.data();
-  }
-  void* zeroed(Scratch which, int64_t count) {
-    if (scratch_[static_cast<size_t>(which)].bytes() >= count) return bytes(which, count);
-    void* memory = bytes(which, count);
-    if (memory != nullptr) cudaMemsetAsync(memory, 0, static_cast<size_t>(count), lane_.stream());
-    return memory;
-  }
+  void* bytes(Scratch which, int64_t count) { return scratch_.bytes(which, count); }
+  void* zeroed(Scratch which, int64_t count) { return scratch_.zeroed(which, count); }
   Rows<Bf16> bf16(Scratch which, int64_t rows, int64_t cols) {
     return Rows<Bf16>(static_cast<Bf16*>(bytes(which, rows * cols * int64_t{sizeof(Bf16)})), rows,
                       cols);
@@ -771,8 +744,10 @@ class CudaOps final : public Ops {
   DeviceProperties device_;
   std::unique_ptr<Memory> memory_;
   StepLane lane_;
+  SideStream side_;               // of the shared expert
+  const Bf16* forked_ = nullptr;  // the rows that it may have from there
   FoldStore folds_;
-  std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> scratch_;
+  ScratchRooms scratch_;
   EngramStore engram_;
   ExpertTables expert_tables_;
   CudaExpertSharing sharing_;

@@ -1,5 +1,6 @@
 #include <cuda_runtime.h>
 
+#include "base/check.h"
 #include "kernels/cuda/carver.h"
 #include "kernels/cuda/expert_arguments.h"
 #include "kernels/cuda/expert_layer.h"
@@ -105,34 +106,56 @@ int64_t expert_workspace_bytes(const ExpertShape& shape, int64_t rows) {
 }
 
 void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
-                 Rows<const Bf16> x, const InputTiles& x_tiles, const int32_t* experts,
-                 const float* weights, uint8_t* workspace) {
+                 Rows<const Bf16> x, const InputTiles& x_tiles, const SideStream* side,
+                 const int32_t* experts, const float* weights, uint8_t* workspace) {
   if (x.rows == 0) return;
   Carver carver(workspace);
   Workspace work = carve_workspace(shape, x.rows, carver);
   const int64_t choices = x.rows * shape.top_k;
   const int32_t tokens = expert_block_tokens(choices, shape.experts);
+  const Rows<const Bf16> inner(work.inner, work.places, shape.inner);
+  const Rows<const Bf16> shared_inner(work.shared_inner, x.rows, shape.inner);
+  const auto shared_up = [&](Stream where) {
+    dense_product(where, ResultForm::kSwiGlu,
+                  shared_up_arguments(shape, tiles, work.shared_x, x.rows, work.shared_inner));
+  };
+  const auto shared_down = [&](Stream where) {
+    dense_product(where, ResultForm::kBf16,
+                  shared_down_arguments(shape, tiles, work.shared_inner8, x.rows, work.shared_out));
+  };
 
   if (x_tiles.codes != nullptr) {
     work.shared_x = {x_tiles.codes, x_tiles.scale, x_tiles.places};
+    if (side != nullptr) {
+      enter_side(*side);
+      shared_up(side->stream);
+      quantise_rows(side->stream, shared_inner, work.shared_places, work.shared_inner8.x8,
+                    work.shared_inner8.scale);
+      shared_down(side->stream);
+    }
     plan_and_spread(stream, experts, weights, x.rows, shape.top_k, shape.experts, tokens, work.plan,
                     work.shared_x, work.x, static_cast<int32_t>(shape.gate_up().chunks()));
   } else {
+    CHECK(side == nullptr);
     plan_experts(stream, experts, weights, choices, shape.experts, tokens, work.plan);
     quantise_choices(stream, x, work.plan.place, shape.top_k, work.x, work.shared_x);
   }
   expert_product(stream, ResultForm::kSwiGlu, tokens,
                  expert_up_arguments(shape, tiles, work.plan, work.x, work.inner));
-  dense_product(stream, ResultForm::kSwiGlu,
-                shared_up_arguments(shape, tiles, work.shared_x, x.rows, work.shared_inner));
-
-  quantise_places(stream, Rows<const Bf16>(work.inner, work.places, shape.inner), work.plan.place,
-                  choices, work.inner8, Rows<const Bf16>(work.shared_inner, x.rows, shape.inner),
-                  work.shared_inner8);
+  if (side == nullptr) {
+    shared_up(stream);
+    quantise_places(stream, inner, work.plan.place, choices, work.inner8, shared_inner,
+                    work.shared_inner8);
+  } else {
+    quantise_places(stream, inner, work.plan.place, choices, work.inner8, {}, {});
+  }
   expert_product(stream, ResultForm::kBf16, tokens,
                  expert_down_arguments(shape, tiles, work.plan, work.inner8, work.out));
-  dense_product(stream, ResultForm::kBf16,
-                shared_down_arguments(shape, tiles, work.shared_inner8, x.rows, work.shared_out));
+  if (side == nullptr) {
+    shared_down(stream);
+  } else {
+    join_side(stream, *side);
+  }
 }
 
 ExpertParts expert_parts(const ExpertShape& shape, int64_t rows, uint8_t* workspace) {

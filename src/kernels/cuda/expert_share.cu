@@ -212,30 +212,13 @@ __global__ void __launch_bounds__(kCombineThreads)
       *reinterpret_cast<const uint4*>(pairs);
 }
 
-void send(Stream stream, const SendLane& lane, const void* from, int64_t bytes, void* to) {
-  cudaEventRecord(lane.behind, stream);
-  cudaStreamWaitEvent(lane.stream, lane.behind, 0);
+void send(Stream stream, const SideStream& lane, const void* from, int64_t bytes, void* to) {
+  fork_side(stream, &lane);
+  enter_side(lane);
   cudaMemcpyAsync(to, from, static_cast<size_t>(bytes), cudaMemcpyDefault, lane.stream);
 }
 
 }  // namespace
-
-Result<void> open_lane(SendLane& lane) {
-  if (lane.stream != nullptr) return {};
-  cudaStreamCreateWithFlags(&lane.stream, cudaStreamNonBlocking);
-  cudaEventCreateWithFlags(&lane.behind, cudaEventDisableTiming);
-  cudaEventCreateWithFlags(&lane.sent, cudaEventDisableTiming);
-  return check_launch("making a stream for what is sent");
-}
-
-void close_lane(SendLane& lane) {
-  if (lane.stream == nullptr) return;
-  cudaStreamSynchronize(lane.stream);
-  cudaEventDestroy(lane.behind);
-  cudaEventDestroy(lane.sent);
-  cudaStreamDestroy(lane.stream);
-  lane = {};
-}
 
 ShareInput share_input(const ExpertShape& shape, const std::byte* memory, int64_t rows) {
   Carver carver(writable(memory));
@@ -323,13 +306,13 @@ void share_combine(Stream stream, const ExpertShape& shape, const int32_t* exper
                 shape.top_k, parts, rows_at, work.shared_out, y);
 }
 
-void share_send_input(Stream stream, const SendLane* lane, const ExpertShape& shape,
+void share_send_input(Stream stream, const SideStream* lane, const ExpertShape& shape,
                       const std::byte* input, int64_t rows, std::byte* to) {
   send(stream, *lane, input, share_input_bytes(shape, rows), to);
 }
 
-void share_send_parts(Stream stream, const SendLane* lane, const ExpertShape& shape, int32_t ranks,
-                      const std::byte* parts, int64_t rows, std::byte* to) {
+void share_send_parts(Stream stream, const SideStream* lane, const ExpertShape& shape,
+                      int32_t ranks, const std::byte* parts, int64_t rows, std::byte* to) {
   const ShareParts from = share_parts(shape, parts, rows);
   const ShareParts other = share_parts(shape, to, rows);
   const int64_t choices = rows * shape.top_k;
@@ -344,16 +327,15 @@ void share_send_parts(Stream stream, const SendLane* lane, const ExpertShape& sh
   send(stream, *lane, parts, end - parts, to);
 }
 
-void share_raise(Stream stream, const SendLane* lane, RankFlag* own, RankFlag* other) {
+void share_raise(Stream stream, const SideStream* lane, RankFlag* own, RankFlag* other) {
   launch_kernel(count_sent_kernel, {1, 1}, stream, own);
   send(stream, *lane, &own->sent, sizeof(own->sent), &other->raised);
 }
 
-void share_await(Stream stream, const SendLane* lane, RankFlag* own) {
+void share_await(Stream stream, const SideStream* lane, RankFlag* own) {
   // What was sent joins in here: a graph ends with all of its branches, and the copies are over by
   // now.
-  cudaEventRecord(lane->sent, lane->stream);
-  cudaStreamWaitEvent(stream, lane->sent, 0);
+  join_side(stream, *lane);
   await_flag_kernel<<<1, 1, 0, stream>>>(own);
 }
 

@@ -6,21 +6,13 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/expert_layer.h"
+#include "kernels/cuda/side_stream.h"
 #include "kernels/expert_sharing.h"
 #include "kernels/tensor.h"
 
 namespace galley::kernels::cuda {
 
 constexpr int32_t kShareRanksMax = 8;  // cards of one host
-
-// A second stream for what is sent, and the events that put it in order with the first.
-struct SendLane {
-  Stream stream = nullptr;
-  Event behind = nullptr;  // the operations so far
-  Event sent = nullptr;    // what was sent so far
-};
-Result<void> open_lane(SendLane& lane);
-void close_lane(SendLane& lane);
 
 // Rows on their way: Q8 tiles of all rows in order (quantise_rows), choices, weights.
 struct ShareInput {
@@ -63,11 +55,11 @@ void share_combine(Stream stream, const ExpertShape& shape, const int32_t* exper
                    int64_t rows_max, uint8_t* workspace, Rows<Bf16> y);
 
 // Behind all of `stream`, beside what comes after it.
-void share_send_input(Stream stream, const SendLane* lane, const ExpertShape& shape,
+void share_send_input(Stream stream, const SideStream* lane, const ExpertShape& shape,
                       const std::byte* input, int64_t rows, std::byte* to);
-void share_send_parts(Stream stream, const SendLane* lane, const ExpertShape& shape, int32_t ranks,
-                      const std::byte* parts, int64_t rows, std::byte* to);
-void share_raise(Stream stream, const SendLane* lane, RankFlag* own, RankFlag* other);
-void share_await(Stream stream, const SendLane* lane, RankFlag* own);
+void share_send_parts(Stream stream, const SideStream* lane, const ExpertShape& shape,
+                      int32_t ranks, const std::byte* parts, int64_t rows, std::byte* to);
+void share_raise(Stream stream, const SideStream* lane, RankFlag* own, RankFlag* other);
+void share_await(Stream stream, const SideStream* lane, RankFlag* own);
 
 }  // namespace galley::kernels::cuda

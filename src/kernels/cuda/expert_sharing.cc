@@ -8,7 +8,7 @@
 
 namespace galley::kernels::cuda {
 
-CudaExpertSharing::~CudaExpertSharing() { close_lane(lane_); }
+CudaExpertSharing::~CudaExpertSharing() { close_side(lane_); }
 
 Result<void> CudaExpertSharing::reserve(const StepBounds& bounds, const ExpertSpread& spread,
                                         int64_t rows_max) {
@@ -27,7 +27,7 @@ Result<void> CudaExpertSharing::reserve(const StepBounds& bounds, const ExpertSp
   spread_ = spread;
   rows_max_ = rows_max;
   shape_ = FoldStore::shape_of(bounds.moe[0], bounds.experts_per_token);
-  TRY(open_lane(lane_));
+  TRY(open_side(lane_));
   work_ = {};
   work_ = TRY(MemoryBlock::create(memory_, share_workspace_bytes(shape_, rows_max),
                                   "working memory of shared experts"));

@@ -66,7 +66,7 @@ class CudaExpertSharing final : public ExpertSharing {
   ExpertSpread spread_;
   ExpertShape shape_;
   int64_t rows_max_ = 0;
-  SendLane lane_;
+  SideStream lane_;
   MemoryBlock work_;
 };
 

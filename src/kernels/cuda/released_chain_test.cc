@@ -187,8 +187,8 @@ TEST_F(CudaReleasedChain, TogetherIsOneAfterTheOther) {
     next();
     ASSERT_TRUE(ops_->finish());
     const std::vector<uint8_t> expected = results();
-    // Twice: the second one is the graph of the first.
-    for (int run = 0; run < 2; ++run) {
+    // Steps take turns in two sets of places: the last two are graphs of the first two.
+    for (int run = 0; run < 4; ++run) {
       forget();
       ops_->begin_step();
       together(*ops_, c);

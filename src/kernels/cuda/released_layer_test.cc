@@ -213,8 +213,9 @@ TEST_F(CudaReleasedLayer, TogetherIsOneAfterTheOther) {
     });
     ASSERT_TRUE(ops_->finish());
     const std::vector<uint8_t> expected = results();
-    // The first one may not know yet what is wanted of sites, the third is a graph's second.
-    for (int time = 0; time < 3; ++time) {
+    // The first one may not know yet what is wanted of sites, and steps take turns in two sets of
+    // places: the last two are graphs that came before.
+    for (int time = 0; time < 6; ++time) {
       begin_again();
       run(*ops_, l, [] {});
       ASSERT_TRUE(ops_->finish());

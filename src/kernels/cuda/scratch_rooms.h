@@ -1,0 +1,53 @@
+// Working memory of operations, one room for each use; what lies there lives until the next
+// operation that names it.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <functional>
+
+#include "kernels/cuda/step_lane.h"
+#include "kernels/memory.h"
+
+namespace galley::kernels::cuda {
+
+enum class Scratch : uint8_t {
+  kQuantised,  // a product's input in simulated Q8
+  kPacked,     // an input whose rows are not whole vectors
+  kMix,        // hc_enter
+  kRouter,
+  kPlan,  // pairs by expert
+  kGate,  // of pairs
+  kUp,
+  kPairs,  // experts' results
+  kSharedGate,
+  kSharedUp,
+  kShared,
+  kExperts,  // folded experts: rows on their way through the layer
+  kTiles,    // a folded product's input: codes, then scales
+  kScores,   // indexer
+  kDraw,
+  kBlockScores,
+  kIndex,  // of index_select_sm90, kept zeroed
+  kCount,
+};
+
+class ScratchRooms {
+ public:
+  // `flush` hands everything called so far to the lane; the others outlive this.
+  ScratchRooms(Memory& memory, StepLane& lane, std::function<void()> flush);
+
+  // At least `count` bytes. Grows when a call is larger than all before: that waits for the device,
+  // and graphs are forgotten. Null after a failure, which the step's end tells.
+  void* bytes(Scratch which, int64_t count);
+  // Zeros when it grew.
+  void* zeroed(Scratch which, int64_t count);
+
+ private:
+  Memory& memory_;
+  StepLane& lane_;
+  std::function<void()> flush_;
+  std::array<MemoryBlock, static_cast<size_t>(Scratch::kCount)> rooms_;
+};
+
+}  // namespace galley::kernels::cuda
