@@ -1,4 +1,5 @@
-// Core attention, the version for every shape (spec/model.md 4.6, 4.7).
+// Core attention, the version for every shape (spec/model.md 4.6, 4.7). Narrow heads have the
+// tensor cores (attention_narrow.cuh).
 //
 // A block takes one row and eight heads, a warp a head. Where each key lies (window
 // records, then the selection) is looked up once for all of them. Then keys are decoded
@@ -12,11 +13,13 @@
 //
 // Tried: tiles for every shape, each key's place looked up for every pair of channels, took
 // 30 us for 64 keys of 64 channels and 46 for 128.
+#include "kernels/cuda/attention_narrow.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/rope.cuh"
+#include "kernels/cuda/turn.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -93,8 +96,8 @@ __device__ __forceinline__ float query_channel(const Rows<const Bf16>& q, bool t
   return turning % 2 == 0 ? low_half(turned) : high_half(turned);
 }
 
-// kWhole: all keys at once. kEach: channels a lane.
-template <bool kWhole, int kEach>
+// kWhole: all keys at once.
+template <bool kWhole>
 __global__ void __launch_bounds__(kThreads)
     attention_kernel(Rows<const Bf16> q, bool turns, const float* sink, AttentionShape shape,
                      float scale, RopeAngles angles, const AttentionRow* rows, int32_t keys_max,
@@ -167,7 +170,7 @@ __global__ void __launch_bounds__(kThreads)
   denominator = warp_sum(denominator);
   if (active) denominator += expf(sink[head] - top);
   __syncwarp();
-  float values[kEach] = {};
+  float values[kEachMax] = {};
   for (int32_t begin = 0; begin < count; begin += kTileKeys) {
     if constexpr (!kWhole) load(begin);
     const int32_t end = min(count, begin + kTileKeys);
@@ -176,7 +179,7 @@ __global__ void __launch_bounds__(kThreads)
       const float p = scores[j];
       const Bf16* key = tile + (kWhole ? j : j - begin) * stride;
 #pragma unroll
-      for (int c = 0; c < kEach; ++c) {
+      for (int c = 0; c < kEachMax; ++c) {
         const int i = c * 32 + lane;
         if (i < width) values[c] = fmaf(p, widen(key[i]), values[c]);
       }
@@ -187,7 +190,7 @@ __global__ void __launch_bounds__(kThreads)
   const int64_t pairs = angles.cos.cols;
   Bf16* to = row_at(o, blockIdx.x) + head * width;
 #pragma unroll
-  for (int c = 0; c < kEach; ++c) {
+  for (int c = 0; c < kEachMax; ++c) {
     const int i = c * 32 + lane;
     float value = round_bf16(values[c] / denominator);
     const float other = __shfl_xor_sync(0xFFFFFFFFU, value, 1);
@@ -201,6 +204,23 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+template <int kWidth>
+__global__ void __launch_bounds__(kNarrowThreads)
+    attention_narrow_kernel(const __grid_constant__ NarrowAttention args) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  OwnTurn turn_of;
+  attend_narrow<kWidth>(args, blockIdx.x, static_cast<int32_t>(blockIdx.y), shared, turn_of);
+}
+
+// Fixed by the shape: the sums have another order there.
+bool takes_narrow(const NarrowAttention& args) {
+  const AttentionShape& shape = args.shape;
+  return (shape.head_dim == 32 || shape.head_dim == 64) && is_whole(args.q) && is_whole(args.o) &&
+         static_cast<size_t>(
+             NarrowPlaces(shape.head_dim, shape.window + shape.selected_max).bytes()) <=
+             kWholeBytesMax;
+}
+
 }  // namespace
 
 void launch_attention(Rows<const Bf16> q, bool turns, const float* sink,
@@ -208,21 +228,28 @@ void launch_attention(Rows<const Bf16> q, bool turns, const float* sink,
                       const AttentionRow* rows, Rows<Bf16> o, Stream stream) {
   if (q.rows == 0) return;
   const int32_t keys_max = shape.window + shape.selected_max;
+  const auto scale = static_cast<float>(1.0 / sqrt(static_cast<double>(shape.head_dim)));
+  const dim3 grid(static_cast<unsigned>(q.rows),
+                  static_cast<unsigned>((shape.heads + kHeads - 1) / kHeads));
+  const NarrowAttention narrow{q, turns, sink, shape, scale, angles, rows, o};
+  if (takes_narrow(narrow)) {
+    const auto kernel =
+        shape.head_dim == 32 ? attention_narrow_kernel<32> : attention_narrow_kernel<64>;
+    launch_kernel(
+        kernel,
+        {grid, kNarrowThreads, static_cast<size_t>(NarrowPlaces(shape.head_dim, keys_max).bytes())},
+        stream, narrow);
+    return;
+  }
   const auto shared_bytes = [&](int32_t tile_keys) {
     return static_cast<size_t>((keys_max + 1) / 2 * 2) * sizeof(uint8_t*) +
            sizeof(float) * kHeads * static_cast<size_t>(shape.head_dim + keys_max) +
            static_cast<size_t>(tile_keys) * (static_cast<size_t>(shape.head_dim) + 2) * 2;
   };
   const bool whole = shared_bytes(keys_max) <= kWholeBytesMax;
-  const dim3 grid(static_cast<unsigned>(q.rows),
-                  static_cast<unsigned>((shape.heads + kHeads - 1) / kHeads));
-  const auto kernel = !whole                 ? attention_kernel<false, kEachMax>
-                      : shape.head_dim <= 64 ? attention_kernel<true, 2>
-                                             : attention_kernel<true, kEachMax>;
+  const auto kernel = whole ? attention_kernel<true> : attention_kernel<false>;
   launch_kernel(kernel, {grid, kThreads, shared_bytes(whole ? keys_max : kTileKeys)}, stream, q,
-                turns, sink, shape,
-                static_cast<float>(1.0 / sqrt(static_cast<double>(shape.head_dim))), angles, rows,
-                keys_max, o);
+                turns, sink, shape, scale, angles, rows, keys_max, o);
 }
 
 }  // namespace galley::kernels::cuda

@@ -38,9 +38,9 @@ struct Input {
   int64_t stride;
 };
 
-template <WeightFormat kFormat>
+template <WeightFormat kFormat, class Ready>
 __device__ __forceinline__ void multiply_strip(const RowProduct& p, Input x, int64_t first,
-                                               int64_t output) {
+                                               int64_t output, const Ready& ready) {
   x.data += output / (p.weight.out / p.groups) * p.weight.in;
   float sums[1][4];
   product_tile<kFormat, 1>(
@@ -49,7 +49,7 @@ __device__ __forceinline__ void multiply_strip(const RowProduct& p, Input x, int
         const int64_t row = threadIdx.x % 32 / 4;
         return first + row < p.x.rows ? x.data + row * x.stride : nullptr;
       },
-      p.quantise, await_earlier, sums);
+      p.quantise, ready, sums);
   each_sum<1>(output, sums, [&](int64_t o, int row_in_block, float sum) {
     const int64_t row = first + row_in_block;
     if (o >= p.weight.out || row >= p.x.rows) return;
@@ -62,9 +62,10 @@ __device__ __forceinline__ void multiply_strip(const RowProduct& p, Input x, int
 }
 
 // A warp finds the matrix that its strip of 16 outputs is of. normed: rows from `first`, if normed
-// here.
+// here. ready() is called once, when the first weights are asked for.
+template <class Ready>
 __device__ __forceinline__ void multiply(const ProductSet& set, int64_t strip, int64_t first,
-                                         const Bf16* normed) {
+                                         const Bf16* normed, const Ready& ready) {
   for (int32_t i = 0; i < set.count; ++i) {
     const RowProduct& one = set.products[i];
     const int64_t strips = (one.weight.out + kTileOutputs - 1) / kTileOutputs;
@@ -77,14 +78,14 @@ __device__ __forceinline__ void multiply(const ProductSet& set, int64_t strip, i
     const int64_t output = strip * kTileOutputs;
     switch (one.weight.format) {
       case WeightFormat::kFp8Tile32:
-        return multiply_strip<WeightFormat::kFp8Tile32>(one, x, first, output);
+        return multiply_strip<WeightFormat::kFp8Tile32>(one, x, first, output, ready);
       case WeightFormat::kFp4Row32:
-        return multiply_strip<WeightFormat::kFp4Row32>(one, x, first, output);
+        return multiply_strip<WeightFormat::kFp4Row32>(one, x, first, output, ready);
       default:
-        return multiply_strip<WeightFormat::kBf16>(one, x, first, output);
+        return multiply_strip<WeightFormat::kBf16>(one, x, first, output, ready);
     }
   }
-  await_earlier();
+  ready();
 }
 
 __global__ void __launch_bounds__(kThreads) few_rows_kernel(const __grid_constant__ FewRows args) {
@@ -94,10 +95,11 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(const __grid_constan
   if (block < args.product_blocks) {
     const int64_t first = block / args.strip_blocks * kBlockRows;
     const int64_t strip = block % args.strip_blocks * int64_t{kWarps} + threadIdx.x / 32;
-    Bf16* normed = nullptr;
-    if (set.norm_weight != nullptr) {
+    Bf16* normed =
+        set.norm_weight != nullptr ? reinterpret_cast<Bf16*>(shared) : static_cast<Bf16*>(nullptr);
+    multiply(set, strip, first, normed, [&] {
       await_earlier();
-      normed = reinterpret_cast<Bf16*>(shared);
+      if (normed == nullptr) return;
       const Rows<const Bf16>& x = set.products[0].x;
       const int64_t rows = min(kBlockRows, x.rows - first);
       for (int64_t row = threadIdx.x / 32; row < rows; row += kWarps) {
@@ -106,8 +108,7 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(const __grid_constan
                        [](float sum) { return warp_sum(sum); });
       }
       __syncthreads();
-    }
-    multiply(set, strip, first, normed);
+    });
     return;
   }
   await_earlier();

@@ -1,23 +1,25 @@
 // Index scores, candidate pool and selection, the version for every shape
 // (spec/model.md 4.5).
 //
-// Scores: a lane a head (several where there are more than 32), the dot along the
-// width in order, f32; then the sum over heads by halves of the warp. Selection: the
-// k-th largest score by a radix descent over its sortable bits, then the entries
-// above it and the first of those equal to it, in order of their numbers: exact, the
-// lower entry wins a tie. Counting in shared memory uses integer atomics, whose
-// result does not depend on their order.
+// Scores: heads that are a power of two have a thread each (index_narrow.cuh), others a lane
+// (several where there are more than 32); the dot along the width in order, f32; then the sum over
+// heads by halves. Selection, a block a row: up to 1,024 candidates each count how many come before
+// them, more are found by a radix descent over the sortable bits of the k-th largest. Both are
+// exact, the lower entry wins a tie.
+//
+// Before, one thread walked the 256 counts of each of four digits: 16 to 38 us a row of 100
+// entries.
+#include "kernels/cuda/index_narrow.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/reduce.cuh"
+#include "kernels/cuda/turn.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
 
 constexpr int kScoreWarps = 8;
-constexpr int kSelectThreads = 512;
-constexpr int kSelectWarps = kSelectThreads / 32;
 
 __global__ void __launch_bounds__(32 * kScoreWarps)
     index_scores_kernel(Rows<const Bf16> queries, Rows<const Bf16> head_weights, IndexShape shape,
@@ -71,127 +73,23 @@ __global__ void __launch_bounds__(32 * kScoreWarps)
   }
 }
 
-// Larger scores have larger bits; NaN counts as the smallest.
-__device__ __forceinline__ uint32_t sortable(float score) {
-  if (isnan(score)) score = -INFINITY;
-  const uint32_t bits = __float_as_uint(score + 0.0F);  // -0 ties with +0
-  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
+__global__ void __launch_bounds__(kIndexThreads)
+    narrow_scores_kernel(const __grid_constant__ IndexArguments args) {
+  extern __shared__ __align__(16) float narrow_shared[];
+  OwnTurn turn_of;
+  score_keys(args, blockIdx.x, blockIdx.y, gridDim.y, narrow_shared, turn_of);
 }
 
-// The `keep` best of `count` candidates, ascending, by the whole block. id_of(c) ascends with c,
-// or is negative where c is none; bits_of(id) is sortable.
-template <class IdOf, class BitsOf>
-__device__ int32_t select_best(int64_t count, int32_t keep, const IdOf& id_of,
-                               const BitsOf& bits_of, int32_t* out) {
-  __shared__ uint32_t histogram[256];
-  __shared__ uint32_t chosen;
-  __shared__ uint32_t wanted;
-  __shared__ int32_t above_counts[kSelectWarps];
-  __shared__ int32_t equal_counts[kSelectWarps];
-  __shared__ int32_t eligible_total;
-  const int warp = static_cast<int>(threadIdx.x / 32);
-  const int lane = static_cast<int>(threadIdx.x % 32);
-  if (threadIdx.x == 0) eligible_total = 0;
-  __syncthreads();
-  int32_t eligible = 0;
-  for (int64_t c = threadIdx.x; c < count; c += kSelectThreads) eligible += id_of(c) >= 0 ? 1 : 0;
-  eligible = __reduce_add_sync(0xFFFFFFFFU, eligible);
-  if (lane == 0) atomicAdd(&eligible_total, eligible);
-  __syncthreads();
-  const int32_t kept = min(keep, eligible_total);
-  uint32_t prefix = 0;  // bits of the kept-th largest found so far
-  uint32_t mask = 0;
-  uint32_t rank = static_cast<uint32_t>(kept);  // among those with this prefix, from the top
-  if (eligible_total > keep) {
-    for (int shift = 24; shift >= 0; shift -= 8) {
-      for (int i = static_cast<int>(threadIdx.x); i < 256; i += kSelectThreads) histogram[i] = 0;
-      __syncthreads();
-      for (int64_t c = threadIdx.x; c < count; c += kSelectThreads) {
-        const int64_t id = id_of(c);
-        if (id < 0) continue;
-        const uint32_t bits = bits_of(id);
-        if ((bits & mask) == prefix) atomicAdd(&histogram[bits >> shift & 255U], 1U);
-      }
-      __syncthreads();
-      if (threadIdx.x == 0) {
-        uint32_t left = rank;
-        int digit = 255;
-        while (digit > 0 && histogram[digit] < left) left -= histogram[digit--];
-        chosen = static_cast<uint32_t>(digit);
-        wanted = left;
-      }
-      __syncthreads();
-      prefix |= chosen << shift;
-      mask |= 255U << shift;
-      rank = wanted;
-      __syncthreads();
-    }
-  }
-  const bool all = eligible_total <= keep;
-  // `rank` of those equal to the threshold are taken, the first ones.
-  int32_t placed = 0;
-  int32_t equal_before = 0;
-  for (int64_t first = 0; first < count; first += kSelectThreads) {
-    const int64_t c = first + threadIdx.x;
-    const int64_t id = c < count ? id_of(c) : -1;
-    const uint32_t bits = id >= 0 ? bits_of(id) : 0;
-    const bool above = id >= 0 && (all || bits > prefix);
-    const bool equal = id >= 0 && !all && bits == prefix;
-    const uint32_t equal_vote = __ballot_sync(0xFFFFFFFFU, equal);
-    if (lane == 0) equal_counts[warp] = __popc(equal_vote);
-    __syncthreads();
-    int32_t equal_rank = equal_before + __popc(equal_vote & ((1U << lane) - 1U));
-    for (int v = 0; v < kSelectWarps; ++v) {
-      if (v < warp) equal_rank += equal_counts[v];
-      equal_before += equal_counts[v];
-    }
-    const bool take = above || (equal && equal_rank < static_cast<int32_t>(rank));
-    const uint32_t vote = __ballot_sync(0xFFFFFFFFU, take);
-    if (lane == 0) above_counts[warp] = __popc(vote);
-    __syncthreads();
-    int32_t place = placed + __popc(vote & ((1U << lane) - 1U));
-    for (int v = 0; v < kSelectWarps; ++v) {
-      if (v < warp) place += above_counts[v];
-      placed += above_counts[v];
-    }
-    if (take) out[place] = static_cast<int32_t>(id);
-    __syncthreads();
-  }
-  return kept;
+__global__ void __launch_bounds__(kIndexThreads)
+    index_select_kernel(const __grid_constant__ IndexArguments args) {
+  __shared__ SelectShared shared;
+  OwnTurn turn_of;
+  select_entries(args, blockIdx.x, shared, turn_of);
 }
 
-__global__ void __launch_bounds__(kSelectThreads)
-    index_select_kernel(IndexShape shape, const IndexRow* rows, const float* scores,
-                        int64_t entries_max, float* block_scores, int64_t blocks_max) {
-  await_earlier();
-  const IndexRow& row = rows[blockIdx.x];
-  const float* of_entry = scores + blockIdx.x * entries_max;
-  const int32_t size = shape.pool_block_size;
-  const int64_t candidates = row.pool == nullptr ? row.visible : int64_t{*row.pool_count} * size;
-  const int32_t kept = select_best(
-      candidates, shape.top_k,
-      [&](int64_t c) -> int64_t {
-        if (row.pool == nullptr) return c;
-        const int64_t entry = int64_t{row.pool[c / size]} * size + c % size;
-        return entry < row.visible ? entry : -1;
-      },
-      [&](int64_t entry) { return sortable(of_entry[entry]); }, row.selected);
-  if (threadIdx.x == 0) *row.selected_count = kept;
-  if (row.built_pool == nullptr) return;
-  float* of_block = block_scores + blockIdx.x * blocks_max;
-  const int64_t blocks = (row.visible + size - 1) / size;
-  for (int64_t b = threadIdx.x; b < blocks; b += kSelectThreads) {
-    float best = -INFINITY;
-    for (int64_t j = b * size; j < min(row.visible, (b + 1) * size); ++j) {
-      best = best < of_entry[j] ? of_entry[j] : best;
-    }
-    of_block[b] = b == blocks - 1 ? INFINITY : best;
-  }
-  __syncthreads();
-  const int32_t pool_kept = select_best(
-      blocks, shape.pool_blocks, [](int64_t b) { return b; },
-      [&](int64_t b) { return sortable(of_block[b]); }, row.built_pool);
-  if (threadIdx.x == 0) *row.built_pool_count = pool_kept;
+bool takes_narrow(const IndexShape& shape) {
+  return shape.heads <= 32 && (shape.heads & (shape.heads - 1)) == 0 && shape.head_dim % 32 == 0 &&
+         shape.head_dim <= 128;
 }
 
 }  // namespace
@@ -205,17 +103,27 @@ void launch_index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights
   const size_t bytes = sizeof(float) * static_cast<size_t>(shape.head_dim * stride + stride +
                                                            kScoreWarps * shape.head_dim);
   const double factor = 1.0 / sqrt(static_cast<double>(shape.head_dim) * shape.heads);
-  // Enough blocks for few rows, at most 64 keys a warp's turn for many.
+  // Enough blocks for few rows, few for many.
   const int64_t parts = (entries_max + kScoreWarps * 16 - 1) / (kScoreWarps * 16);
-  const int64_t wanted = 2048 / queries.rows + 1;
+  const int64_t wanted = 512 / queries.rows + 1;
   const int64_t grid_y = parts < 1 ? 1 : (parts < wanted ? parts : wanted);
-  launch_kernel(index_scores_kernel,
-                {dim3(static_cast<unsigned>(queries.rows), static_cast<unsigned>(grid_y)),
-                 32 * kScoreWarps, bytes},
-                stream, queries, head_weights, shape, static_cast<float>(factor), rows, scores,
-                entries_max);
-  launch_kernel(index_select_kernel, {static_cast<unsigned>(queries.rows), kSelectThreads}, stream,
-                shape, rows, scores, entries_max, block_scores, blocks_max);
+  const IndexArguments args{queries,   head_weights, shape,       static_cast<float>(factor),
+                            rows,      scores,       entries_max, block_scores,
+                            blocks_max};
+  if (takes_narrow(shape)) {
+    launch_kernel(narrow_scores_kernel,
+                  {dim3(static_cast<unsigned>(queries.rows), static_cast<unsigned>(grid_y)),
+                   kIndexThreads, static_cast<size_t>(index_scores_bytes(shape))},
+                  stream, args);
+  } else {
+    launch_kernel(index_scores_kernel,
+                  {dim3(static_cast<unsigned>(queries.rows), static_cast<unsigned>(grid_y)),
+                   32 * kScoreWarps, bytes},
+                  stream, queries, head_weights, shape, static_cast<float>(factor), rows, scores,
+                  entries_max);
+  }
+  launch_kernel(index_select_kernel, {static_cast<unsigned>(queries.rows), kIndexThreads}, stream,
+                args);
 }
 
 }  // namespace galley::kernels::cuda
