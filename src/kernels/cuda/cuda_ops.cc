@@ -465,20 +465,18 @@ class CudaOps final : public Ops {
     if (engram_.posts(table, ids)) {
       const EngramStore::Posted posted = engram_.post(table, ids);
       if (!lane_.awaits_ids()) engram_.fill();
+      enqueue_first(engram_await, posted.flag);
       if (posted.cells != nullptr) {
-        enqueue_first(engram_lookup_kept, posted.kept, posted.staged, table.width, posted.cells,
-                      posted.raised, e);
+        append_first(engram_lookup_kept, posted.kept, posted.staged, table.width, posted.cells, e);
       } else {
-        enqueue_first(cuda::engram_lookup, table.codes, table.scale, table.width, posted.ids,
-                      posted.raised, e);
+        append_first(cuda::engram_lookup, table.codes, table.scale, table.width, posted.ids, e);
       }
       return;
     }
     CHECK(!lane_.awaits_ids());
     const EngramStore::Gathered rows = engram_.gather(table, ids, arena());
     if (rows.ids.data == nullptr) return;
-    enqueue_first(cuda::engram_lookup, rows.codes, rows.scale, table.width, rows.ids,
-                  static_cast<const uint64_t*>(nullptr), e);
+    enqueue_first(cuda::engram_lookup, rows.codes, rows.scale, table.width, rows.ids, e);
   }
 
   void engram_write(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
@@ -502,7 +500,7 @@ class CudaOps final : public Ops {
         lane_(streams, *memory_),
         folds_(*memory_, streams.kernels),
         scratch_(*memory_, lane_, [this] { flush(); }),
-        engram_(*memory_),
+        engram_(*memory_, streams.copies),
         expert_tables_(*memory_),
         sharing_(
             *memory_, lane_.commands(), [this] { settle(); }, [this] { lane_.appended(); }) {}

@@ -20,26 +20,26 @@ namespace {
 
 constexpr int kLookupThreads = 256;
 
-// What the block reads then is not older than what was raised.
-__device__ __forceinline__ void await_post(const uint64_t* raised) {
-  if (raised == nullptr) return;
-  if (threadIdx.x == 0) await_raised(raised, 1);
-  __syncthreads();
+// One thread, so that waiting takes no room from those who work.
+__global__ void await_post_kernel(PostFlag* flag) {
+  await_earlier();
+  const uint64_t wanted = flag->awaited + 1;
+  flag->awaited = wanted;
+  await_raised(&flag->raised, wanted);
 }
 
 template <bool kWhole>
 __global__ void __launch_bounds__(kLookupThreads)
     lookup_kernel(const uint8_t* codes, const uint8_t* scale, int64_t width,
-                  Rows<const int64_t> ids, const uint64_t* raised, Rows<Bf16> e) {
+                  Rows<const int64_t> ids, Rows<Bf16> e) {
   await_earlier();
-  await_post(raised);
   const int64_t vectors = (width + 7) / 8;
   const int64_t item = int64_t{blockIdx.x} * kLookupThreads + threadIdx.x;
   const int64_t row = item / (vectors * ids.cols);
   if (row >= ids.rows) return;
   const int64_t column = item / vectors % ids.cols;
   const int64_t vector = item % vectors;
-  const int64_t id = __ldcv(row_of(ids, row) + column);
+  const int64_t id = row_of(ids, row)[column];
   const uint8_t* from = codes + id * width + vector * 8;
   const float factor = e8m0_value(scale[id * ((width + 31) / 32) + vector / 4]);
   uint32_t word[2] = {};
@@ -63,10 +63,9 @@ __global__ void __launch_bounds__(kLookupThreads)
 // As above, of whole vectors. A row that is brought and kept is written by the one cell that has
 // both numbers; no other cell of the call reads that place (hot_rows.h).
 __global__ void __launch_bounds__(kLookupThreads)
-    lookup_kept_kernel(EngramRows kept, EngramRows staged, int64_t width, const EngramCell* cells,
-                       const uint64_t* raised, Rows<Bf16> e) {
+    lookup_kept_kernel(EngramRows kept, EngramRows staged, int64_t width,
+                       const EngramCell* __restrict__ cells, Rows<Bf16> e) {
   await_earlier();
-  await_post(raised);
   const int64_t vectors = width / 8;
   const int64_t columns = e.cols / width;
   const int64_t item = int64_t{blockIdx.x} * kLookupThreads + threadIdx.x;
@@ -74,8 +73,7 @@ __global__ void __launch_bounds__(kLookupThreads)
   if (cell >= e.rows * columns) return;
   const int64_t vector = item % vectors;
   const int64_t blocks = (width + 31) / 32;
-  const int2 both = __ldcv(reinterpret_cast<const int2*>(cells) + cell);
-  const EngramCell at = {both.x, both.y};
+  const EngramCell at = cells[cell];
   const EngramRows& from = at.staged >= 0 ? staged : kept;
   const int64_t row = at.staged >= 0 ? at.staged : at.place;
   const uint2 raw = *reinterpret_cast<const uint2*>(from.codes + row * width + vector * 8);
@@ -153,30 +151,31 @@ __global__ void __launch_bounds__(512)
 
 }  // namespace
 
+void engram_await(Stream stream, PostFlag* flag) {
+  launch_kernel(await_post_kernel, {1, 1}, stream, flag);
+}
+
 void engram_lookup(Stream stream, const uint8_t* codes, const uint8_t* scale, int64_t width,
-                   Rows<const int64_t> ids, const uint64_t* raised, Rows<Bf16> e) {
+                   Rows<const int64_t> ids, Rows<Bf16> e) {
   CHECK(e.cols == ids.cols * width);
   if (ids.rows == 0) return;
   const int64_t items = ids.rows * ids.cols * divide_up(width, 8);
   const auto grid = static_cast<unsigned>(divide_up(items, kLookupThreads));
   if (is_whole(e) && width % 8 == 0 && reinterpret_cast<uintptr_t>(codes) % 8 == 0) {
-    launch_kernel(lookup_kernel<true>, {grid, kLookupThreads}, stream, codes, scale, width, ids,
-                  raised, e);
+    launch_kernel(lookup_kernel<true>, {grid, kLookupThreads}, stream, codes, scale, width, ids, e);
   } else {
     launch_kernel(lookup_kernel<false>, {grid, kLookupThreads}, stream, codes, scale, width, ids,
-                  raised, e);
+                  e);
   }
 }
 
 void engram_lookup_kept(Stream stream, const EngramRows& kept, const EngramRows& staged,
-                        int64_t width, const EngramCell* cells, const uint64_t* raised,
-                        Rows<Bf16> e) {
+                        int64_t width, const EngramCell* cells, Rows<Bf16> e) {
   CHECK(width % 8 == 0 && e.cols % width == 0 && is_whole(e));
   if (e.rows == 0) return;
   const int64_t items = e.rows * (e.cols / 8);
   const auto grid = static_cast<unsigned>(divide_up(items, kLookupThreads));
-  launch_kernel(lookup_kept_kernel, {grid, kLookupThreads}, stream, kept, staged, width, cells,
-                raised, e);
+  launch_kernel(lookup_kept_kernel, {grid, kLookupThreads}, stream, kept, staged, width, cells, e);
 }
 
 void engram_write(Stream stream, Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,

@@ -8,15 +8,22 @@ namespace galley::kernels::cuda {
 
 constexpr int64_t kEngramHiddenMax = 8192;
 
+// What the host raises when it has posted rows: `raised` counts posts, `awaited` the launches that
+// waited for one. Device memory.
+struct PostFlag {
+  uint64_t raised = 0;
+  uint64_t awaited = 0;
+};
+// What follows begins behind the next post.
+void engram_await(Stream stream, PostFlag* flag);
+
 // e [R, columns * width]: row ids[r][column] of a table of E4M3 codes with a UE8M0 scale per 32
-// columns. `ids` is memory that the device reaches. With `raised`, of the host's pinned memory,
-// the launch waits until it is not 0 before it reads ids or rows.
+// columns.
 void engram_lookup(Stream stream, const uint8_t* codes, const uint8_t* scale, int64_t width,
-                   Rows<const int64_t> ids, const uint64_t* raised, Rows<Bf16> e);
+                   Rows<const int64_t> ids, Rows<Bf16> e);
 
 // Rows of a table that lie in `kept` or are brought in `staged`, in the order of e's cells: cell
-// (r, column) is cells[r * columns + column]. What is brought with a place is kept there. `staged`
-// and `cells` may be the host's, pinned: a row crosses the link in whole 32-byte pieces and once.
+// (r, column) is cells[r * columns + column]. What is brought with a place is kept there.
 struct EngramRows {
   uint8_t* codes = nullptr;
   uint8_t* scale = nullptr;
@@ -26,8 +33,7 @@ struct EngramCell {
   int32_t staged = -1;
 };
 void engram_lookup_kept(Stream stream, const EngramRows& kept, const EngramRows& staged,
-                        int64_t width, const EngramCell* cells, const uint64_t* raised,
-                        Rows<Bf16> e);
+                        int64_t width, const EngramCell* cells, Rows<Bf16> e);
 
 // kv [R, 5 hidden]: four keys, then the value. alive [R] (device): 0 leaves a row untouched.
 // gate [R, 4] may be empty.

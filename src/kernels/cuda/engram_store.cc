@@ -1,7 +1,8 @@
 #include "kernels/cuda/engram_store.h"
 
+#include <cuda_runtime_api.h>
+
 #include <algorithm>
-#include <atomic>
 #include <cstring>
 #include <span>
 #include <utility>
@@ -13,6 +14,7 @@ namespace {
 
 constexpr int64_t kKeptBytes = int64_t{256} << 20;
 constexpr int64_t kGatherRows = 1024;  // that a thread takes at a time
+constexpr int64_t kGatherAhead = 8;    // rows asked for before they are copied
 constexpr int kGatherThreadsMax = 8;
 constexpr int64_t kGatherAlone = 12'288;  // rows that one thread gathers
 constexpr int64_t kFlagBytes = 256;       // a line of its own
@@ -21,12 +23,12 @@ int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
 
 }  // namespace
 
-EngramStore::EngramStore(Memory& memory)
-    : memory_(memory), pool_(std::min(kGatherThreadsMax, usable_cpu_count())) {}
+EngramStore::EngramStore(Memory& memory, Stream copies)
+    : memory_(memory), copies_(copies), pool_(std::min(kGatherThreadsMax, usable_cpu_count())) {}
 
 void EngramStore::release() {
-  for (std::vector<Place>& side : places_) {
-    for (const Place& place : side) std::atomic_ref(*place.raised).store(1);
+  for (Place& place : places()) {
+    if (std::exchange(place.waits, false)) raise(place);
   }
 }
 
@@ -64,16 +66,21 @@ Result<EngramStore::Place> EngramStore::make_place(const EngramTable& table, int
   const int64_t codes_at = kFlagBytes + whole_sectors(cells * int64_t{sizeof(int64_t)});
   const int64_t scale_at = codes_at + (table.on_host ? whole_sectors(cells * table.width) : 0);
   const int64_t bytes = scale_at + (table.on_host ? cells * (table.width / 32) : 0);
+  const auto divide = [&](MemoryBlock room) {
+    std::byte* at = room.data();
+    return Side{std::move(room), at + kFlagBytes, at + codes_at, at + scale_at};
+  };
   Place place;
-  place.room = TRY(MemoryBlock::create_host(memory_, bytes, "Engram rows on their way"));
   place.table = table.codes;
   place.on_host = table.on_host;
   place.cells_max = cells;
-  place.raised = reinterpret_cast<uint64_t*>(place.room.data());
-  place.cells = place.room.data() + kFlagBytes;
-  place.codes = place.room.data() + codes_at;
-  place.scale = place.room.data() + scale_at;
-  *place.raised = 0;
+  place.host = divide(TRY(MemoryBlock::create_host(memory_, bytes, "Engram rows on their way")));
+  place.device = divide(TRY(MemoryBlock::create(memory_, bytes, "Engram rows on their way")));
+  place.flag = reinterpret_cast<PostFlag*>(place.device.room.data());
+  place.posts = reinterpret_cast<uint64_t*>(place.host.room.data());
+  *place.posts = 0;
+  const PostFlag nothing;
+  memory_.write(place.flag, &nothing, sizeof(nothing));
   return place;
 }
 
@@ -91,23 +98,22 @@ bool EngramStore::posts(const EngramTable& table, Rows<const int64_t> ids) const
 EngramStore::Posted EngramStore::post(const EngramTable& table, Rows<const int64_t> ids) {
   Place& place = places()[next_++];
   CHECK(!place.waits);
-  std::atomic_ref(*place.raised).store(0);
   place.wanted = table;
   place.ids = ids;
   place.waits = true;
   Posted posted;
-  posted.raised = place.raised;
+  posted.flag = place.flag;
   if (!table.on_host) {
-    posted.ids =
-        Rows<const int64_t>(reinterpret_cast<const int64_t*>(place.cells), ids.rows, ids.cols);
+    posted.ids = Rows<const int64_t>(reinterpret_cast<const int64_t*>(place.device.cells), ids.rows,
+                                     ids.cols);
     return posted;
   }
   const KeptRows& kept = kept_.at(table.codes);
   posted.kept = {reinterpret_cast<uint8_t*>(kept.codes.data()),
                  reinterpret_cast<uint8_t*>(kept.scale.data())};
-  posted.staged = {reinterpret_cast<uint8_t*>(place.codes),
-                   reinterpret_cast<uint8_t*>(place.scale)};
-  posted.cells = reinterpret_cast<const EngramCell*>(place.cells);
+  posted.staged = {reinterpret_cast<uint8_t*>(place.device.codes),
+                   reinterpret_cast<uint8_t*>(place.device.scale)};
+  posted.cells = reinterpret_cast<const EngramCell*>(place.device.cells);
   return posted;
 }
 
@@ -120,9 +126,10 @@ void EngramStore::fill() {
 void EngramStore::fill(Place& place) {
   place.waits = false;
   const Rows<const int64_t>& ids = place.ids;
+  static_assert(sizeof(EngramCell) == sizeof(int64_t));
   if (place.on_host) {
     KeptRows& kept = kept_.at(place.table);
-    auto* cell = reinterpret_cast<EngramCell*>(place.cells);
+    auto* cell = reinterpret_cast<EngramCell*>(place.host.cells);
     kept.policy.begin_call();
     kept.brought.clear();
     for (int64_t row = 0; row < ids.rows; ++row) {
@@ -133,14 +140,30 @@ void EngramStore::fill(Place& place) {
         *cell++ = {found.place, found.staged};
       }
     }
-    copy_rows(place.wanted, kept.brought, place.codes, place.scale);
+    const auto brought = std::ssize(kept.brought);
+    copy_rows(place.wanted, kept.brought, place.host.codes, place.host.scale);
+    send(place.host.codes, place.device.codes, brought * place.wanted.width);
+    send(place.host.scale, place.device.scale, brought * (place.wanted.width / 32));
   } else {
-    auto* number = reinterpret_cast<int64_t*>(place.cells);
+    auto* number = reinterpret_cast<int64_t*>(place.host.cells);
     for (int64_t row = 0; row < ids.rows; ++row) {
       std::copy_n(ids.row(row), ids.cols, number + row * ids.cols);
     }
   }
-  std::atomic_ref(*place.raised).store(1);
+  send(place.host.cells, place.device.cells, ids.rows * ids.cols * int64_t{sizeof(EngramCell)});
+  raise(place);
+}
+
+void EngramStore::send(const std::byte* host, std::byte* device, int64_t bytes) {
+  if (bytes == 0) return;
+  cudaMemcpyAsync(device, host, static_cast<size_t>(bytes), cudaMemcpyHostToDevice, copies_);
+}
+
+// Behind what was sent.
+void EngramStore::raise(Place& place) {
+  ++*place.posts;
+  send(reinterpret_cast<const std::byte*>(place.posts),
+       reinterpret_cast<std::byte*>(&place.flag->raised), sizeof(uint64_t));
 }
 
 // A step of 16k rows asks for 390,000 of them, each a miss of every cache: then several threads
@@ -150,6 +173,13 @@ void EngramStore::copy_rows(const EngramTable& table, std::span<const int64_t> r
   const int64_t blocks = (table.width + 31) / 32;
   const auto copy = [&](int64_t begin, int64_t end) {
     for (int64_t at = begin; at < end; ++at) {
+      if (at + kGatherAhead < end) {  // every row is a miss of every cache
+        const int64_t next = rows[static_cast<size_t>(at + kGatherAhead)];
+        for (int64_t byte = 0; byte < table.width; byte += 64) {
+          __builtin_prefetch(table.codes + next * table.width + byte);
+        }
+        __builtin_prefetch(table.scale + next * blocks);
+      }
       const int64_t row = rows[static_cast<size_t>(at)];
       std::memcpy(codes + at * table.width, table.codes + row * table.width,
                   static_cast<size_t>(table.width));
