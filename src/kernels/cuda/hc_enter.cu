@@ -21,10 +21,10 @@
 // for any number of rows.
 //
 // Measured on an H200, leaving and entering: 717 us for 16,384 rows (2.0 GB with x read and written
-// again: 2.85 TB/s, 59 % of bandwidth), 178 for 4,096, 92 for 2,048, 52 for 1,024, 26 for 512, 9.8
-// for 64; with Q8 746, 190, 99, 53, 28 and 10.0, where a launch for it took 60 more at 16,384 and
+// again: 2.85 TB/s, 59 % of bandwidth), 178 for 4,096, 92 for 2,048, 53 for 1,024, 27 for 512, 10.3
+// for 64; with Q8 749, 189, 98, 55, 29 and 10.5, where a launch for it took 60 more at 16,384 and
 // 2 at 64. With two teams of many rows: 734, 205 and 114. Of up to 264 rows finish has all its
-// loads of a row's slices on their way at once: 0.7 us. Entering alone, with two: 526.
+// loads of a row's slices on their way at once: 0.7 us of the 10.3. Entering alone, with two: 526.
 // Apart, with a projection whose sixteen warps had weights in registers: 841, 230, 68, 34, 17;
 // alone 460 (before stores were of 16 bytes: 870; row.cuh). pass takes about 600 of them. It is no
 // longer short of memory but of instructions: 1,500 a group, half of them the f32 products and sums

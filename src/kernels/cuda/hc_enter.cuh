@@ -163,16 +163,19 @@ __device__ __forceinline__ float from_lane(float x, int lane) {
   return __shfl_sync(kAllLanes, x, lane);
 }
 
-__device__ __forceinline__ float reciprocal(float x) {
+// a / b as division rounds it, for b and quotients far from the ends of the range: what division
+// does there, without its question whether they are. A quotient that is too small may be off.
+__device__ __forceinline__ float quotient(float a, float b) {
   float r;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x));
-  return r;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(b));
+  r = fmaf(r, fmaf(-b, r, 1.0F), r);
+  float q = a * r;
+  q = fmaf(r, fmaf(-b, q, a), q);
+  return fmaf(r, fmaf(-b, q, a), q);
 }
 
-// Sinkhorn of two rows in one warp: lane 16 r + 4 i + j has a[i][j] of row r. The first round is
-// done in lanes. From there on rows and columns are scaled alone, so every lane keeps its row's
-// sixteen values and the factors of both sides, and waits for no other lane: a half round is 40
-// cycles, where sums over lanes and a division took 95.
+// Sinkhorn of two rows in one warp: lane 16 r + 4 i + j has a[i][j] of row r. Every sum runs in
+// index order, as plain/ has it.
 inline __device__ float sinkhorn(float a, const HcOptions& options) {
   const int lane = threadIdx.x % kWarp;
   const int row = lane & ~3;
@@ -192,39 +195,11 @@ inline __device__ float sinkhorn(float a, const HcOptions& options) {
   a = static_cast<float>(exp(static_cast<double>(a - most)));
   a = a / row_total(a) + options.hc_eps;
   a = a / (column_total(a) + options.hc_eps);
-
-  float all[4][4];
-  float of_row[4];
-  float of_column[4];
-#pragma unroll
-  for (int i = 0; i < 4; ++i) {
-    of_row[i] = 1.0F;
-    of_column[i] = 1.0F;
-#pragma unroll
-    for (int j = 0; j < 4; ++j) all[i][j] = from_lane(a, (lane & ~15) + 4 * i + j);
-  }
-  // total: of a line whose values were scaled by the other side's factors alone
-  const auto scale = [&](float& factor, float total) {
-    factor *= reciprocal(fmaf(factor, total, options.hc_eps));
-  };
   for (int t = 1; t < options.sinkhorn_iterations; ++t) {
-#pragma unroll
-    for (int i = 0; i < 4; ++i) {
-      scale(of_row[i], fmaf(all[i][1], of_column[1], all[i][0] * of_column[0]) +
-                           fmaf(all[i][3], of_column[3], all[i][2] * of_column[2]));
-    }
-#pragma unroll
-    for (int j = 0; j < 4; ++j) {
-      scale(of_column[j], fmaf(all[1][j], of_row[1], all[0][j] * of_row[0]) +
-                              fmaf(all[3][j], of_row[3], all[2][j] * of_row[2]));
-    }
+    a = quotient(a, row_total(a) + options.hc_eps);
+    a = quotient(a, column_total(a) + options.hc_eps);
   }
-  const auto pick = [](const float(&x)[4], int which) {
-    const float low = which % 2 == 0 ? x[0] : x[1];
-    const float high = which % 2 == 0 ? x[2] : x[3];
-    return which < 2 ? low : high;
-  };
-  return pick(of_row, lane / 4 % 4) * a * pick(of_column, lane % 4);
+  return a;
 }
 
 constexpr int kFinishRows = 2;  // of a block

@@ -15,10 +15,10 @@
 // many: blocks in pairs give each other 64 channels of x, not yet scaled, with the sums, and two
 // warps scale the neighbour's for their exponents. So there is no second barrier.
 //
-// Measured on an H200, one behind the other, with Q8: 8.2 us for up to 4 rows, 8.5 for 16, 9.4 for
-// 32, 10.1 for 48; with the sum of six released experts 8.9, 9.4, 10.6 and 11.3, where three
-// launches took 12.8, 13.7, 14.0 and 14.6. Without Q8 0.2 less. Sinkhorn by sums over lanes and
-// divisions was another 0.9
+// Measured on an H200, one behind the other, with Q8: 8.7 us for up to 4 rows, 9.0 for 16, 9.8 for
+// 32, 10.5 for 48; with the sum of six released experts 9.4, 9.8, 10.9 and 11.7, where three
+// launches took 12.8, 13.7, 14.0 and 14.6. Without Q8 0.3 less. Some 1.7 us of it are Sinkhorn, one
+// division behind the other; asking each of them whether it is an ordinary one was another 0.4
 // (hc_leave and two launches of hc_enter before: 15 to 16; this file's two launches, up to 8 rows:
 // 11.6). hc_enter.cu's two launches now take 9.4 to 11.5. Seven clusters of 16 are in work at a
 // time; tiles of 16 rows (12.2 us for 64, 12.7 for 96) are behind hc_enter.cu, and so was a version
