@@ -135,6 +135,7 @@ void EngramStore::fill(Place& place) {
     for (int64_t row = 0; row < ids.rows; ++row) {
       for (int64_t column = 0; column < ids.cols; ++column) {
         const int64_t id = ids.row(row)[column];
+        if (row + 1 < ids.rows) kept.policy.prefetch(ids.row(row + 1)[column]);
         const HotRows::Found found = kept.policy.find(id);
         if (found.staged == std::ssize(kept.brought)) kept.brought.push_back(id);
         *cell++ = {found.place, found.staged};

@@ -20,11 +20,22 @@ void HotRows::begin_call() {
   call_ = 1;
 }
 
-HotRows::Found HotRows::find(int64_t row) {
+size_t HotRows::first_place(int64_t row) const {
   // Rows of one n-gram lie anywhere in the table; neighbours must not share a set.
   uint64_t hash = static_cast<uint64_t>(row) * 0x9E3779B97F4A7C15U;
   hash ^= hash >> 32;
-  const int64_t first = static_cast<int64_t>(hash & static_cast<uint64_t>(sets_ - 1)) * kWays;
+  return (hash & static_cast<uint64_t>(sets_ - 1)) * kWays;
+}
+
+void HotRows::prefetch(int64_t row) const {
+  const size_t first = first_place(row);
+  __builtin_prefetch(&tag_[first], 1);
+  __builtin_prefetch(&used_[first], 1);
+  __builtin_prefetch(&staged_[first], 1);
+}
+
+HotRows::Found HotRows::find(int64_t row) {
+  const auto first = static_cast<int64_t>(first_place(row));
   int64_t oldest = -1;
   for (int64_t place = first; place < first + kWays; ++place) {
     const auto at = static_cast<size_t>(place);

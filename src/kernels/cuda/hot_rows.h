@@ -5,6 +5,7 @@
 // its cells run in no order. Memory is fixed: 20 bytes a place. Owned by the engine's thread.
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 #include <vector>
 
@@ -26,6 +27,8 @@ class HotRows {
     int32_t staged = -1;
   };
   Found find(int64_t row);
+  // Asks the caches for what find() of this row reads.
+  void prefetch(int64_t row) const;
 
   int32_t staged_count() const { return staged_count_; }  // of this call
   int64_t hits() const { return hits_; }                  // of all calls
@@ -33,6 +36,8 @@ class HotRows {
 
  private:
   static constexpr int32_t kWays = 8;
+
+  size_t first_place(int64_t row) const;
 
   int64_t sets_;                 // a power of two
   std::vector<int64_t> tag_;     // [places] row, or -1
