@@ -14,26 +14,32 @@
 // has parts (a third accumulator), a tile has 128 slots and a block works alone.
 //
 // What limits it (ncu, 4,096 rows of 5,120 x 8,192): a chunk of 128 x 256 takes 1,180 cycles where
-// products are 1,024, the tensor cores are busy for 80 % of the whole launch. Shared memory has
-// 1,150 cycles of operands and copies then, for 128 x 128 690 of 512. Sustained, the card's power
-// limits: variants that differ by 5 % in short runs are equal after half a second.
+// products are 1,024, so the tensor cores are busy for 84 % of the time; shared memory has 71 %.
+// Both warpgroups wait for products and promote at nearly the same time. Sustained, the card's
+// power limits: variants that differ by 5 % in short runs are equal after half a second. Sums of
+// parts have tiles of 128 slots and 770 to 840 cycles for 512: half of the work between two waits.
 //
 // Tried, on one H200, bits always the same (32,768 x 1,280 and 5,120 x 8,192, 16,384 rows,
 // TFLOP/s in one run; the kernel before, weights as A and 128 by 192, had 786 and 863 there):
 // - outputs from registers, 8 to 16 bytes a lane: 983 and 1,138; in boxes 1,099 and 1,180.
 // - rows from registers (ldmatrix once a chunk), since shared memory is then read less: 979 and
-//   974 with products of 128 slots, 1,000 and 1,017 with two of 64 under way. A warp whose product
-//   reads registers waits to issue it, and cannot promote meanwhile.
+//   974 with products of 128 slots, 1,000 and 1,017 with two of 64 under way; the next chunk's rows
+//   loaded before the last promotion: 966 and 1,031. It seems that a warp whose product reads
+//   registers waits for most of it.
 // - the second warpgroup half a product, one or one and a half chunks behind the first, by a
 //   barrier a tile: within 1 %, the last 4 % slower; products strictly in turns by two barriers
 //   each: 4 % slower, 10 % with 128 slots.
 // - no clusters, panels of 2,048 or 4,096 rows: within 1 %.
-// - outputs that leave L2 early: 2 to 4 % slower. Four stages instead of three: nothing.
-// - tiles of a last round halved where it is less than half full: two loops in one kernel were 10
-//   to 20 % slower elsewhere, for no reason seen in the machine code.
+// - outputs that leave L2 early: 2 to 4 % slower. Four stages instead of three (rows from
+// registers): nothing.
+// - tiles of a last round halved where it is less than half full, by a loop of their own or a
+// branch
+//   in the one: 10 to 20 % slower even where none is, for no reason seen in the machine code.
+// - rows and slots copied by two threads, or asked into L2 four chunks ahead: nothing; six chunks
+//   ahead with 128 slots 15 to 25 % slower.
 // - without promotion (wrong sums), rows from registers: 1,159 and 1,331 instead of 866 and 949.
 // - the end of a sum's part by a division in each chunk, which was in front of the stage's release:
-//   1,280 x 5,120 took 254 us, 213 with a loop over parts.
+//   1,280 x 5,120 took 254 us, 213 with a loop over parts, 2 % less by shifts.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -308,8 +314,9 @@ __device__ __forceinline__ void consume_dense_tile(const ProductArguments& args,
   PairSums total[Form::kGrouped ? Form::kPairs : 1] = {};
   int32_t chunk = 0;
   if constexpr (Form::kGrouped) {
+    const int32_t shift = 31 - __clz(args.groups);  // a power of two
     for (int32_t group = 1; group <= args.groups; ++group) {
-      const int32_t end = args.chunks * group / args.groups;
+      const int32_t end = args.chunks * group >> shift;
       for (; chunk < end; ++chunk) {
         view.add_chunk(place, sum);
         place.template advance<Form>();
