@@ -11,8 +11,8 @@
 // that are alike choose the same one.
 #include "base/check.h"
 #include "kernels/cuda/few_experts.h"
+#include "kernels/cuda/narrow_strip.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
-#include "kernels/cuda/product_tile.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
 namespace galley::kernels::cuda {
@@ -43,13 +43,15 @@ struct PairRows {
 struct ByPair {
   static constexpr bool kLists = false;
 
-  __device__ static Share share_of(const FewExperts& e, int32_t* /*list*/) {
-    const int64_t pairs = e.experts.rows * e.experts.cols;
+  __device__ static int32_t expert_of(const FewExperts& e) {
     const int64_t index = blockIdx.y;
-    if (index == pairs) return {true, 0, 0, e.x.rows};
+    if (index == e.experts.rows * e.experts.cols) return e.expert_count;
     await_earlier();  // the choice
-    return {false, row_at(e.experts, index / e.experts.cols)[index % e.experts.cols], index,
-            index + 1};
+    return row_at(e.experts, index / e.experts.cols)[index % e.experts.cols];
+  }
+  __device__ static Share share_of(const FewExperts& e, int32_t expert, int32_t* /*list*/) {
+    if (expert == e.expert_count) return {true, 0, 0, e.x.rows};
+    return {false, expert, int64_t{blockIdx.y}, int64_t{blockIdx.y} + 1};
   }
   __device__ static PairRows rows_of(const FewExperts& e, const Share& share, int64_t at,
                                      const int32_t* /*list*/) {
@@ -62,41 +64,63 @@ struct ByPair {
 struct ByExpert {
   static constexpr bool kLists = true;
 
-  __device__ static Share share_of(const FewExperts& e, int32_t* list) {
-    __shared__ int32_t found[kWarps];
-    const auto expert = static_cast<int32_t>(blockIdx.y);
-    const int64_t begin = blockIdx.z * kTileRows;
-    const int64_t end = begin + kTileRows;
-    if (expert == e.expert_count) return {true, 0, begin, min(e.x.rows, end)};
-    await_earlier();
-    const int64_t pairs = e.experts.rows * e.experts.cols;
+  __device__ static int32_t expert_of(const FewExperts& /*e*/) {
+    return static_cast<int32_t>(blockIdx.y);
+  }
+  __device__ static Share share_of(const FewExperts& e, int32_t expert, int32_t* list) {
+    constexpr int kThreads = 32 * kWarps;
+    constexpr int kSteps = kFewExpertRowsMax * kFewExpertChoicesMax / kThreads;
+    constexpr int kAtOnce = 8;
+    static_assert(kSteps * kWarps == 2 * 32);
+    __shared__ int32_t found[kSteps * kWarps];
+    const auto begin = static_cast<int32_t>(blockIdx.z * kTileRows);
+    const int32_t end = begin + static_cast<int32_t>(kTileRows);
+    if (expert == e.expert_count) return {true, 0, begin, min(e.x.rows, int64_t{end})};
+    const auto choices = static_cast<int32_t>(e.experts.cols);
+    const int32_t pairs = static_cast<int32_t>(e.experts.rows) * choices;
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
-    int32_t count = 0;
-    for (int64_t first = 0; first < pairs && count < end; first += 32 * kWarps) {
-      const int64_t pair = first + threadIdx.x;
-      const bool mine =
-          pair < pairs && row_at(e.experts, pair / e.experts.cols)[pair % e.experts.cols] == expert;
-      const uint32_t vote = __ballot_sync(0xFFFFFFFFU, mine);
-      __syncthreads();
-      if (lane == 0) found[warp] = __popc(vote);
-      __syncthreads();
-      int32_t place = count;
-      for (int w = 0; w < kWarps; ++w) {
-        place += w < warp ? found[w] : 0;
-        count += found[w];
+    uint32_t votes[kSteps] = {};  // of this warp, pair kThreads step + thread
+#pragma unroll
+    for (int first = 0; first < kSteps; first += kAtOnce) {
+      int32_t chosen[kAtOnce];
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        const int32_t pair = (first + i) * kThreads + static_cast<int32_t>(threadIdx.x);
+        chosen[i] = pair < pairs ? row_at(e.experts, pair / choices)[pair % choices] : -1;
       }
-      place += __popc(vote & ((1U << lane) - 1U));
-      if (mine && place >= begin && place < end) list[place - begin] = static_cast<int32_t>(pair);
+#pragma unroll
+      for (int i = 0; i < kAtOnce; ++i) {
+        votes[first + i] = __ballot_sync(0xFFFFFFFFU, chosen[i] == expert);
+        if (lane == 0) found[(first + i) * kWarps + warp] = __popc(votes[first + i]);
+      }
+      if ((first + kAtOnce) * kThreads < pairs) continue;
+      if (lane < kWarps * (kSteps - first - kAtOnce)) found[(first + kAtOnce) * kWarps + lane] = 0;
+      break;
     }
     __syncthreads();
-    return {false, expert, begin, min(int64_t{count}, end)};
+    const int32_t low = found[lane];
+    const int32_t high = found[lane + 32];
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      if (votes[step] == 0) continue;
+      const int before_this = step * kWarps + warp;
+      const int32_t before = __reduce_add_sync(
+          0xFFFFFFFFU, (lane < before_this ? low : 0) + (lane + 32 < before_this ? high : 0));
+      const int32_t place = before + __popc(votes[step] & ((1U << lane) - 1U));
+      if ((votes[step] >> lane & 1U) != 0 && place >= begin && place < end) {
+        list[place - begin] = step * kThreads + static_cast<int32_t>(threadIdx.x);
+      }
+    }
+    const int32_t count = __reduce_add_sync(0xFFFFFFFFU, low + high);
+    __syncthreads();
+    return {false, expert, begin, min(count, end)};
   }
   __device__ static PairRows rows_of(const FewExperts& e, const Share& share, int64_t at,
                                      const int32_t* list) {
     if (share.shared) return {at, e.experts.rows * e.experts.cols + at};
     const int32_t pair = list[at - share.begin];
-    return {pair / e.experts.cols, pair};
+    return {pair / static_cast<int32_t>(e.experts.cols), pair};
   }
 };
 
@@ -105,58 +129,51 @@ constexpr int tiles_of() {
   return How::kLists ? kTiles : 1;
 }
 
-// Sums of the share's rows, x_row(at) each.
-template <WeightFormat kFormat, int kTilesOf, class XRow>
-__device__ __forceinline__ void multiply_strip(const WeightView& weight, int64_t output,
-                                               const Share& share, const XRow& x_row,
-                                               float (&sums)[kTilesOf][4]) {
-  product_tile<kFormat, kTilesOf>(
-      weight, output,
-      [&](int t) -> const Bf16* {
-        const int64_t at = share.begin + 8 * t + threadIdx.x % 32 / 4;
-        return at < share.end ? x_row(at) : nullptr;
-      },
-      true, await_earlier, sums);
-}
-
-// Strips of the shared expert may be stored otherwise than those of the routed ones.
-template <int kTilesOf, class XRow>
-__device__ __forceinline__ void multiply_any(const WeightView& weight, int64_t output,
-                                             const Share& share, const XRow& x_row,
-                                             float (&sums)[kTilesOf][4]) {
-  switch (weight.format) {
-    case WeightFormat::kFp8Tile32:
-      return multiply_strip<WeightFormat::kFp8Tile32>(weight, output, share, x_row, sums);
-    case WeightFormat::kFp4Row32:
-      return multiply_strip<WeightFormat::kFp4Row32>(weight, output, share, x_row, sums);
-    default:
-      return multiply_strip<WeightFormat::kBf16>(weight, output, share, x_row, sums);
-  }
+// The block's rows in Q8, row_of(at) each, by all its threads behind the wait.
+template <class RowOf>
+__device__ __forceinline__ void prepare_share(const Share& share, int64_t cols, const RowOf& row_of,
+                                              Bf16* prepared) {
+  const auto rows = static_cast<int>(max(int64_t{0}, share.end - share.begin));
+  prepare_rows<32 * kWarps>(
+      rows, cols, [&](int row) { return row_of(share.begin + row); }, nullptr, prepared);
+  __syncthreads();
 }
 
 // inner = bf16(weight * swiglu(W1 x, W3 x)). Warps 2 s and 2 s + 1 have gate and up of strip s.
+// Weights are asked for and unpacked before the wait, and before a block knows its pairs.
 template <class How>
 __global__ void __launch_bounds__(32 * kWarps)
     few_gate_up_kernel(const __grid_constant__ FewExperts e) {
   constexpr int kTilesOf = tiles_of<How>();
+  extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float4 up_sums[kPairStrips][kTilesOf][32];
   __shared__ int32_t list[kTileRows];
-  const Share share = How::share_of(e, list);
+  auto* prepared = reinterpret_cast<Bf16*>(shared);
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
   const bool is_up = warp % 2 != 0;
   const int64_t output = (int64_t{blockIdx.x} * kPairStrips + warp / 2) * kTileOutputs;
   const bool inside = output < e.inner.cols;
-  if (share.begin >= share.end) return await_earlier();
+  const int32_t expert = How::expert_of(e);
+  Share share = {};
+  const auto ready = [&] {  // once by each warp
+    await_earlier();
+    share = How::share_of(e, expert, list);
+    prepare_share(
+        share, e.x.cols,
+        [&](int64_t at) { return row_at(e.x, How::rows_of(e, share, at, list).x); }, prepared);
+  };
   float sums[kTilesOf][4] = {};
   if (inside) {
-    const WeightView weight = share.shared ? (is_up ? e.shared_up : e.shared_gate)
-                                           : (is_up ? e.up : e.gate)[share.expert];
-    multiply_any<kTilesOf>(
-        weight, output, share,
-        [&](int64_t at) { return row_at(e.x, How::rows_of(e, share, at, list).x); }, sums);
+    const WeightView weight = expert == e.expert_count ? (is_up ? e.shared_up : e.shared_gate)
+                                                       : (is_up ? e.up : e.gate)[expert];
+    narrow_strip_any<kTilesOf>(
+        weight, output, prepared, static_cast<int>(prepared_pitch(e.x.cols)), ready,
+        [&] { return static_cast<int>(share.end - share.begin); }, sums);
+  } else {
+    ready();
   }
-  await_earlier();
+  if (share.begin >= share.end) return;
   if (is_up) {
 #pragma unroll
     for (int t = 0; t < kTilesOf; ++t) {
@@ -186,21 +203,32 @@ __global__ void __launch_bounds__(32 * kWarps)
   }
 }
 
-// out = W2 Q8(inner), a row a pair, then the rows of the shared expert.
+// out = W2 Q8(inner), a row a pair, then the rows of the shared expert. The choice is older than
+// the kernel before this one, so pairs are found before the wait.
 template <class How>
 __global__ void __launch_bounds__(32 * kWarps)
     few_down_kernel(const __grid_constant__ FewExperts e) {
   constexpr int kTilesOf = tiles_of<How>();
+  extern __shared__ __align__(16) uint8_t shared[];
   __shared__ int32_t list[kTileRows];
-  const Share share = How::share_of(e, list);
+  auto* prepared = reinterpret_cast<Bf16*>(shared);
+  const int32_t expert = How::expert_of(e);
+  const Share share = How::share_of(e, expert, list);
   const int64_t output = (int64_t{blockIdx.x} * kWarps + threadIdx.x / 32) * kTileOutputs;
-  if (output >= e.out.cols) return await_earlier();
-  const WeightView weight = share.shared ? e.shared_down : e.down[share.expert];
   if (share.begin >= share.end) return await_earlier();
+  const auto ready = [&] {
+    await_earlier();
+    prepare_share(
+        share, e.inner.cols,
+        [&](int64_t at) { return row_at(e.inner, How::rows_of(e, share, at, list).out); },
+        prepared);
+  };
+  if (output >= e.out.cols) return ready();
+  const WeightView weight = share.shared ? e.shared_down : e.down[share.expert];
   float sums[kTilesOf][4];
-  multiply_any<kTilesOf>(
-      weight, output, share,
-      [&](int64_t at) { return row_at(e.inner, How::rows_of(e, share, at, list).out); }, sums);
+  narrow_strip_any<kTilesOf>(
+      weight, output, prepared, static_cast<int>(prepared_pitch(e.inner.cols)), ready,
+      [&] { return static_cast<int>(share.end - share.begin); }, sums);
   each_sum<kTilesOf>(output, sums, [&](int64_t o, int row, float sum) {
     const int64_t at = share.begin + row;
     if (at < share.end) row_at(e.out, How::rows_of(e, share, at, list).out)[o] = narrow(sum);
@@ -226,9 +254,8 @@ bool few_experts_support(Rows<const Bf16> x, const MoeWeights& weights, int64_t 
            is_narrow(one.w2, hidden, inner);
   };
   // An expert's views are all of the first one's shape (launch.h, ExpertProduct).
-  return hidden % kTileOutputs == 0 && inner % kTileOutputs == 0 &&
-         hidden <= ProductSet::kQuantisedWidthMax && inner <= ProductSet::kQuantisedWidthMax &&
-         fits(weights.shared) && fits(weights.experts.front());
+  return hidden % kTileOutputs == 0 && inner % kTileOutputs == 0 && hidden <= kNarrowInputMax &&
+         inner <= kNarrowInputMax && fits(weights.shared) && fits(weights.experts.front());
 }
 
 void launch_few_experts(const FewExperts& e, Stream stream) {
@@ -242,10 +269,14 @@ void launch_few_experts(const FewExperts& e, Stream stream) {
                 static_cast<unsigned>((by_pair ? pairs : e.expert_count) + 1),
                 static_cast<unsigned>(by_pair ? 1 : (e.x.rows + kTileRows - 1) / kTileRows));
   };
+  const auto bytes = [&](int64_t cols) {
+    const int64_t rows = by_pair ? kByPairRowsMax : kTileRows;
+    return static_cast<size_t>(rows * prepared_pitch(cols)) * sizeof(Bf16);
+  };
   launch_kernel(by_pair ? few_gate_up_kernel<ByPair> : few_gate_up_kernel<ByExpert>,
-                {blocks(inner_strips, kPairStrips), 32 * kWarps}, stream, e);
+                {blocks(inner_strips, kPairStrips), 32 * kWarps, bytes(e.x.cols)}, stream, e);
   launch_kernel(by_pair ? few_down_kernel<ByPair> : few_down_kernel<ByExpert>,
-                {blocks(out_strips, kWarps), 32 * kWarps}, stream, e);
+                {blocks(out_strips, kWarps), 32 * kWarps, bytes(e.inner.cols)}, stream, e);
 }
 
 }  // namespace galley::kernels::cuda

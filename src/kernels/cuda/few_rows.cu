@@ -2,13 +2,15 @@
 // with small work that neither reads nor writes what they do on further blocks. A block takes four
 // strips of outputs for 8 rows, and norms and quantises these rows itself.
 //
-// The sums are those of linear.cu, to the bit, and so are norm and records (norm.cuh, record.cuh).
-// Floor: the weights' bytes, or a launch where these are few.
+// Narrow inputs are prepared by a block once (narrow_strip.cuh). The sums are those of linear.cu,
+// to the bit, and so are norm and records (norm.cuh, record.cuh). Floor: the weights' bytes, or a
+// launch where these are few.
 #include <algorithm>
 
 #include "base/check.h"
 #include "kernels/cuda/copy_row.cuh"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/narrow_strip.cuh"
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/product_tile.cuh"
@@ -38,6 +40,19 @@ struct Input {
   int64_t stride;
 };
 
+__device__ __forceinline__ void store_sums(const RowProduct& p, int64_t first, int64_t output,
+                                           const float (&sums)[1][4]) {
+  each_sum<1>(output, sums, [&](int64_t o, int row_in_block, float sum) {
+    const int64_t row = first + row_in_block;
+    if (o >= p.weight.out || row >= p.x.rows) return;
+    if (p.y.data != nullptr) {
+      row_at(p.y, row)[o] = narrow(sum);
+    } else {
+      row_at(p.y_f32, row)[o] = sum;
+    }
+  });
+}
+
 template <WeightFormat kFormat, class Ready>
 __device__ __forceinline__ void multiply_strip(const RowProduct& p, Input x, int64_t first,
                                                int64_t output, const Ready& ready) {
@@ -50,15 +65,7 @@ __device__ __forceinline__ void multiply_strip(const RowProduct& p, Input x, int
         return first + row < p.x.rows ? x.data + row * x.stride : nullptr;
       },
       p.quantise, ready, sums);
-  each_sum<1>(output, sums, [&](int64_t o, int row_in_block, float sum) {
-    const int64_t row = first + row_in_block;
-    if (o >= p.weight.out || row >= p.x.rows) return;
-    if (p.y.data != nullptr) {
-      row_at(p.y, row)[o] = narrow(sum);
-    } else {
-      row_at(p.y_f32, row)[o] = sum;
-    }
-  });
+  store_sums(p, first, output, sums);
 }
 
 // A warp finds the matrix that its strip of 16 outputs is of. normed: rows from `first`, if normed
@@ -88,10 +95,27 @@ __device__ __forceinline__ void multiply(const ProductSet& set, int64_t strip, i
   ready();
 }
 
+// Further block `block`: records of window keys, then copies.
+__device__ __forceinline__ void do_aside(const FewRows& args, int32_t block) {
+  await_earlier();
+  const ProductSet& set = args.set;
+  if (block < args.record_blocks) {
+    const WindowKeys& keys = set.window_keys;
+    const int64_t row = int64_t{block} * kWarps + threadIdx.x / 32;
+    if (row >= keys.x.rows) return;
+    make_record<Record::kWindow, kRecordVectors, true>(
+        {keys.x, keys.norm_weight, keys.eps, keys.angles.cos, keys.angles.sin, nullptr,
+         keys.records},
+        row);
+    return;
+  }
+  copy_row<kThreads>(set.copies[block - args.record_blocks]);
+}
+
 __global__ void __launch_bounds__(kThreads) few_rows_kernel(const __grid_constant__ FewRows args) {
   extern __shared__ __align__(16) uint8_t shared[];
   const ProductSet& set = args.set;
-  int32_t block = static_cast<int32_t>(blockIdx.x);
+  const auto block = static_cast<int32_t>(blockIdx.x);
   if (block < args.product_blocks) {
     const int64_t first = block / args.strip_blocks * kBlockRows;
     const int64_t strip = block % args.strip_blocks * int64_t{kWarps} + threadIdx.x / 32;
@@ -111,19 +135,82 @@ __global__ void __launch_bounds__(kThreads) few_rows_kernel(const __grid_constan
     });
     return;
   }
-  await_earlier();
-  block -= args.product_blocks;
-  if (block < args.record_blocks) {
-    const WindowKeys& keys = set.window_keys;
-    const int64_t row = int64_t{block} * kWarps + threadIdx.x / 32;
-    if (row >= keys.x.rows) return;
-    make_record<Record::kWindow, kRecordVectors, true>(
-        {keys.x, keys.norm_weight, keys.eps, keys.angles.cos, keys.angles.sin, nullptr,
-         keys.records},
-        row);
+  do_aside(args, block - args.product_blocks);
+}
+
+// The same of narrow inputs: a block prepares its eight rows once (narrow_strip.cuh).
+struct NarrowRows {
+  FewRows few;
+  bool exact;      // some product reads the rows as they are
+  bool quantised;  // some reads their Q8
+};
+
+__global__ void __launch_bounds__(kThreads)
+    narrow_rows_kernel(const __grid_constant__ NarrowRows args) {
+  extern __shared__ __align__(16) uint8_t shared[];
+  const FewRows& few = args.few;
+  const ProductSet& set = few.set;
+  const auto block = static_cast<int32_t>(blockIdx.x);
+  if (block >= few.product_blocks) return do_aside(few, block - few.product_blocks);
+  const Rows<const Bf16>& x = set.products[0].x;
+  const auto pitch = static_cast<int>(prepared_pitch(x.cols));
+  auto* exact = reinterpret_cast<Bf16*>(shared);
+  Bf16* quantised = args.exact ? exact + kBlockRows * pitch : exact;
+  const int64_t first = block / few.strip_blocks * kBlockRows;
+  const auto rows = static_cast<int>(min(kBlockRows, x.rows - first));
+  const auto ready = [&] {
+    await_earlier();
+    if (set.norm_weight == nullptr) {
+      prepare_rows<kThreads>(
+          rows, x.cols, [&](int row) { return row_at(x, first + row); },
+          args.exact ? exact : nullptr, args.quantised ? quantised : nullptr);
+    } else {
+      for (int row = static_cast<int>(threadIdx.x) / 32; row < rows; row += kWarps) {
+        norm_row<true>(row_at(x, first + row), x.cols, set.norm_weight, set.norm_eps,
+                       exact + row * pitch, static_cast<int>(threadIdx.x) % 32, 32,
+                       [](float sum) { return warp_sum(sum); });
+      }
+      if (args.quantised) {
+        __syncthreads();
+        prepare_rows<kThreads>(
+            rows, x.cols, [&](int row) { return exact + row * pitch; }, nullptr, quantised);
+      }
+    }
+    __syncthreads();
+  };
+  int64_t strip = block % few.strip_blocks * int64_t{kWarps} + threadIdx.x / 32;
+  for (int32_t i = 0; i < set.count; ++i) {
+    const RowProduct& one = set.products[i];
+    const int64_t strips = (one.weight.out + kTileOutputs - 1) / kTileOutputs;
+    if (strip >= strips) {
+      strip -= strips;
+      continue;
+    }
+    const int64_t output = strip * kTileOutputs;
+    const Bf16* from = one.quantise ? quantised : exact;
+    if (one.groups > 1) {
+      from += static_cast<uint32_t>(output) / static_cast<uint32_t>(one.weight.out / one.groups) *
+              one.weight.in;
+    }
+    float sums[1][4];
+    narrow_strip_any<1>(
+        one.weight, output, from, pitch, ready, [&] { return rows; }, sums);
+    store_sums(one, first, output, sums);
     return;
   }
-  copy_row<kThreads>(set.copies[block - args.record_blocks]);
+  ready();
+}
+
+bool is_narrow(const ProductSet& set) {
+  const Rows<const Bf16>& x = set.products[0].x;
+  if (set.count == 0 || x.cols > kNarrowInputMax || x.cols % 16 != 0 || !is_packed_input(x)) {
+    return false;
+  }
+  for (int32_t i = 0; i < set.count; ++i) {
+    const RowProduct& one = set.products[i];
+    if (one.x.data != x.data || one.x.cols != x.cols || one.x.stride != x.stride) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -163,6 +250,17 @@ void launch_few_rows(const ProductSet& set, Stream stream) {
   const int64_t blocks = args.product_blocks + args.record_blocks + set.copy_count;
   if (blocks == 0) return;
   const Rows<const Bf16>& x = set.products[0].x;
+  if (is_narrow(set)) {
+    NarrowRows narrow{args, set.norm_weight != nullptr, false};
+    for (int32_t i = 0; i < set.count; ++i) {
+      (set.products[i].quantise ? narrow.quantised : narrow.exact) = true;
+    }
+    const int kinds = (narrow.exact ? 1 : 0) + (narrow.quantised ? 1 : 0);
+    const size_t bytes =
+        static_cast<size_t>(kinds * kBlockRows * prepared_pitch(x.cols)) * sizeof(Bf16);
+    launch_kernel(narrow_rows_kernel, {blocks, kThreads, bytes}, stream, narrow);
+    return;
+  }
   const size_t shared =
       set.norm_weight == nullptr
           ? 0
