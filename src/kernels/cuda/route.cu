@@ -414,22 +414,72 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_few_kernel(ChoiceA
   choose(args, blockIdx.x, best);
 }
 
-// Product and choice where one block has all of both: few rows of few experts and one split.
-template <bool kWhole>
-__global__ void __launch_bounds__(FewRows::kThreads)
-    route_few_kernel(GateArguments gate, ChoiceArguments choice) {
-  static_assert(FewRows::kThreads == kChoiceWarps * kWarp);
-  gate_tile<FewRows, true, kWhole>(gate);
-  __syncthreads();  // the block's logits are in memory
-  for (int64_t row = threadIdx.x / kWarp; row < choice.experts.rows; row += kChoiceWarps) {
-    Biases<1> biases;
-    load_biases(choice, row, threadIdx.x % kWarp, kWarp, biases);
-    Places<1> all;
-    load_places(choice, row, threadIdx.x % kWarp, kWarp, biases, all);
-    choose(choice, row, all);
+// Product and choice of eight rows by a block, where one split and few experts are all: a warp
+// multiplies eight experts, operands straight from memory in the places that the tiles' products
+// give them, so that sums are the same; then each warp has a row's choice.
+constexpr int kNarrowSteps = kSplit / 16;
+constexpr int kNarrowExpertsMax = 32;
+constexpr int kNarrowRows = 8;
+
+struct NarrowOperand {
+  uint32_t pairs[kNarrowSteps][2];
+
+  // Of row `row`; a lane has pairs 2 q and 2 q + 8 of each 16.
+  __device__ __forceinline__ void load(const Rows<const Bf16>& source, int64_t row, int steps) {
+    const bool inside = row < source.rows;
+    const auto* from =
+        reinterpret_cast<const uint32_t*>(row_of(source, inside ? row : 0)) + threadIdx.x % 4;
+#pragma unroll
+    for (int step = 0; step < kNarrowSteps; ++step) {
+      pairs[step][0] = inside && step < steps ? from[step * 8] : 0;
+      pairs[step][1] = inside && step < steps ? from[step * 8 + 4] : 0;
+    }
   }
+};
+
+__global__ void __launch_bounds__(kNarrowRows* kWarp)
+    route_narrow_kernel(const __grid_constant__ GateArguments gate,
+                        const __grid_constant__ ChoiceArguments choice) {
+  __shared__ float logits[kNarrowRows][kNarrowExpertsMax];
+  const int warp = threadIdx.x / kWarp;
+  const int lane = threadIdx.x % kWarp;
+  const int64_t first_row = int64_t{blockIdx.x} * kNarrowRows;
+  const int64_t row = first_row + warp;
+  const int experts = choice.expert_count;
+  const auto steps = static_cast<int>(gate.x.cols / 16);
+  const bool multiplies = warp * 8 < experts;
+  NarrowOperand weights;
+  if (multiplies) weights.load(gate.gate, warp * 8 + lane / 4, steps);
+  Biases<1> biases;
+  load_biases(choice, min(row, choice.experts.rows - 1), lane, kWarp, biases);
+  await_earlier();
+  if (multiplies) {
+    NarrowOperand x;
+    x.load(gate.x, first_row + lane / 4, steps);
+    float chain[4] = {};
+#pragma unroll
+    for (int step = 0; step < kNarrowSteps; ++step) {
+      if (step >= steps) break;
+      const uint32_t a[4] = {x.pairs[step][0], 0, x.pairs[step][1], 0};
+      multiply_add(chain, a, weights.pairs[step][0], weights.pairs[step][1]);
+    }
+    *reinterpret_cast<float2*>(&logits[lane / 4][warp * 8 + lane % 4 * 2]) = {0.0F + chain[0],
+                                                                              0.0F + chain[1]};
+  }
+  __syncthreads();
+  if (row >= choice.experts.rows) return;
+  ChoiceArguments own = choice;
+  own.logits = logits[warp] - row * experts;
+  own.splits = 1;
+  Places<1> all;
+  load_places(own, row, lane, kWarp, biases, all);
+  choose(own, row, all);
 }
-constexpr int64_t kOneBlockRows = 8;
+
+bool takes_narrow(const GateArguments& args) {
+  return args.splits == 1 && args.gate.rows <= kNarrowExpertsMax && args.x.cols % 16 == 0 &&
+         is_whole(args.x) && is_whole(args.gate) && args.x.rows <= kFewRows;
+}
 
 template <class S, bool kOneSplit, bool kWhole>
 void launch_gate(Stream stream, const GateArguments& args) {
@@ -469,9 +519,10 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
   const ChoiceArguments choice{args.logits, args.splits, static_cast<int32_t>(expert_count),
                                bias_of_row, options,     experts,
                                weights,     margin};
-  if (x.rows <= kOneBlockRows && args.splits == 1 && expert_count <= kWarp) {
-    const auto kernel = whole ? route_few_kernel<true> : route_few_kernel<false>;
-    launch_kernel(kernel, {1, FewRows::kThreads, kFewRowsBytes}, stream, args, choice);
+  if (takes_narrow(args)) {
+    launch_kernel(route_narrow_kernel,
+                  {static_cast<unsigned>(divide_up(x.rows, kNarrowRows)), kNarrowRows * kWarp},
+                  stream, args, choice);
     return;
   }
   if (whole_sums) {
