@@ -189,7 +189,6 @@ template <int kWidth, class Turn>
 __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64_t row_index,
                                               int32_t head_block, uint8_t* shared, Turn& turn_of) {
   constexpr int kSteps = kWidth / 16;
-  turn_of.await();
   const AttentionShape& shape = args.shape;
   const int32_t keys_max = shape.window + shape.selected_max;
   const NarrowPlaces places(kWidth, keys_max);
@@ -197,7 +196,7 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
   auto* scores = reinterpret_cast<float*>(shared + places.scores_at());
   auto* shares = reinterpret_cast<Bf16*>(shared + places.shares_at());
   auto* denominators = reinterpret_cast<float*>(shared + places.denominators_at());
-  const AttentionRow& row = args.rows[row_index];
+  const AttentionRow row = args.rows[row_index];  // it came with the step: before the wait
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int g = lane / 4;
@@ -205,6 +204,7 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
   const int32_t head = head_block * kNarrowHeads + g;
   const bool has_head = head < shape.heads;
   const auto window_count = static_cast<int32_t>(row.position - row.window_begin + 1);
+  turn_of.await();
   const int32_t count =
       min(keys_max, window_count + (row.selected_count != nullptr ? *row.selected_count : 0));
   const int32_t padded = (count + 15) / 16 * 16;

@@ -4,6 +4,7 @@
 //
 // A pair's result does not depend on the tile it lies in (product_tile.cuh). The
 // sort counts and places in order, without atomics.
+#include "kernels/cuda/hc_leave.cuh"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/product_tile.cuh"
@@ -14,6 +15,7 @@ namespace galley::kernels::cuda {
 namespace {
 
 constexpr int kWarps = 4;
+constexpr int kCombineThreads = 128;
 constexpr int kPlanThreads = 256;
 
 // Block e: the pairs of expert e in order, behind those of all lower experts.
@@ -146,6 +148,18 @@ __global__ void combine_kernel(Rows<const Bf16> pairs, int32_t top_k, Rows<const
   }
 }
 
+// Of whole vectors: a thread has one.
+__global__ void __launch_bounds__(kCombineThreads)
+    combine_whole_kernel(const __grid_constant__ ExpertParts parts, Rows<Bf16> y) {
+  await_earlier();
+  const auto vectors = static_cast<uint32_t>(y.cols / 8);
+  const uint32_t item = blockIdx.x * kCombineThreads + threadIdx.x;
+  const int64_t row = item / vectors;
+  if (row >= y.rows) return;
+  const int64_t vector = item % vectors;
+  store8<true>(row_of(y, row), vector, y.cols, combine8(parts, row, vector));
+}
+
 template <WeightFormat kFormat>
 void launch_tiles(const ExpertProduct& p, Stream stream) {
   const auto strips = static_cast<unsigned>((p.shape.out + 16 * kWarps - 1) / (16 * kWarps));
@@ -198,6 +212,13 @@ void launch_swiglu(Rows<const Bf16> gate, Rows<const Bf16> up, const float* weig
 void launch_combine(Rows<const Bf16> pairs, int32_t top_k, Rows<const Bf16> shared, Rows<Bf16> y,
                     Stream stream) {
   if (y.rows == 0) return;
+  const int64_t vectors = y.rows * (y.cols / 8);
+  if (is_whole(pairs) && is_whole(shared) && is_whole(y) && vectors < (int64_t{1} << 31)) {
+    launch_kernel(combine_whole_kernel,
+                  {static_cast<unsigned>(divide_up(vectors, kCombineThreads)), kCombineThreads},
+                  stream, ExpertParts{.rows = pairs, .top_k = top_k, .shared = shared}, y);
+    return;
+  }
   launch_kernel(combine_kernel, {static_cast<unsigned>(y.rows), 128}, stream, pairs, top_k, shared,
                 y);
 }
