@@ -28,7 +28,7 @@ if command -v cuobjdump >/dev/null; then
                      print "NO WAIT", name
                    name = $3; waits = 0; early = 0 }
     /ACQBULK/ { if (!waits && early > 0 &&
-                    name !~ /few_rows_kernel|[0-9]product_kernel|project_kernel|site_kernel|few_gate_up|few_down/)
+                    name !~ /few_rows_kernel|narrow_rows_kernel|route_narrow|attention_narrow|[0-9]product_kernel|project_kernel|site_kernel|few_gate_up|few_down/)
                   print "EARLY", early, name
                 waits = 1 }
     !waits && /[ \t](LDG|LDGSTS|STG|ATOMG|RED|UBLKCP)[. ]/ { ++early }
