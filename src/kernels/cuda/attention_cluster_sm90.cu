@@ -13,14 +13,15 @@
 // group, which the copy engine brings to the other seven. Sums over keys go block by block in
 // order, in each CTA for its own channels; they only stop where a stabiliser moves.
 //
-// Measured on one H200: 13.9 us for one row, 15.3 for 8, 16.0 for 12, where two CTAs a row take 30;
+// Measured on one H200: 13.9 us for one row, 15.3 for 8, 16.0 for 15, where two CTAs a row take 20;
 // 8.0 with window keys alone. By clocks inside a launch of 24,000 cycles: 3,200 until the list of
 // keys is there, 3,900 to load and decode for the scores, 2,700 for these beside decoding values,
 // 2,200 for the largest, 4,300 to the last probability, 5,500 more for the sums, 1,800 to store.
 // The sums wait for probabilities: 80 kB for each CTA at about 15 bytes a cycle is what blocks of a
 // cluster send each other, so more CTAs a row would not help. Tried: the steps of finding
 // stabilisers as a walk with branches over the CTAs' parts (4,300 cycles instead of 1,300, 18.9 us
-// in all); rows beyond 12 in turns (59 us for 32). Next: probabilities by way of L2.
+// in all); rows beyond 12 in turns (59 us for 32; 29 for 16, of which 15 run at once). Next:
+// probabilities by way of L2.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/attention_heads.cuh"
@@ -529,6 +530,29 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
 }
 
 }  // namespace
+
+int32_t attention_cluster_rows() {
+  static const int32_t rows = [] {
+    cudaFuncSetAttribute(attention_cluster_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                         static_cast<int>(kClusterBytes));
+    cudaLaunchAttribute cluster = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = kCluster;
+    cluster.val.clusterDim.y = 1;
+    cluster.val.clusterDim.z = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = dim3(kCluster);
+    config.blockDim = dim3(kThreads);
+    config.dynamicSmemBytes = kClusterBytes;
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    int clusters = 0;
+    const cudaError_t error =
+        cudaOccupancyMaxActiveClusters(&clusters, attention_cluster_kernel, &config);
+    return error == cudaSuccess ? clusters : 0;
+  }();
+  return rows;
+}
 
 void attention_cluster(const AttentionCall& call, Stream stream) {
   launch_kernel(attention_cluster_kernel,

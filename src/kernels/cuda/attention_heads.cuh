@@ -83,10 +83,9 @@ struct Softmax {
   float sum = 0.0F;  // of the groups of this lane
   float sums[4];     // of this thread's probabilities of the last block, by group
 
-  // s: this thread's 16 scores of the head at s[4 i + offset], in log2 units after `scale`. Their
-  // probabilities come into their place. Returns what earlier sums are multiplied with.
-  template <int kOffset>
-  __device__ __forceinline__ float update(float (&s)[32], float scale, bool first) {
+  // s: this thread's 16 scores of the head at s[4 i + offset], in log2 units after `scale`.
+  template <int32_t kOffset>
+  __device__ __forceinline__ static float best_of(const float (&s)[32], float scale) {
     float even_best = s[kOffset];
     float odd_best = s[kOffset + 1];
 #pragma unroll
@@ -94,20 +93,49 @@ struct Softmax {
       even_best = fmaxf(even_best, s[4 * i + kOffset]);
       odd_best = fmaxf(odd_best, s[4 * i + kOffset + 1]);
     }
-    const float best = quad_max(fmaxf(even_best, odd_best)) * scale;
-    const float rescale = stabiliser.move(best, first);
+    return quad_max(fmaxf(even_best, odd_best)) * scale;
+  }
+  // Their probabilities come into their place.
+  template <int32_t kOffset>
+  __device__ __forceinline__ void exponentiate_all(float (&s)[32], float scale) {
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
       float* group = s + 8 * i + kOffset;
       sums[i] = exponentiate(group[0], group[1], group[4], group[5], scale, stabiliser.top);
     }
+  }
+  // Both; returns what earlier sums are multiplied with.
+  template <int32_t kOffset>
+  __device__ __forceinline__ float update(float (&s)[32], float scale, bool first) {
+    const float rescale = stabiliser.move(best_of<kOffset>(s, scale), first);
+    exponentiate_all<kOffset>(s, scale);
     return rescale;
   }
   // Adds the last block's, when others no longer wait for its probabilities.
   __device__ __forceinline__ void add(float rescale, bool first) {
-    sum = first ? group_sum_of_lane(sums) : sum * rescale + group_sum_of_lane(sums);
+    const float group = group_sum_of_lane(sums);
+    sum = first ? group : sum * rescale + group;
   }
 };
+
+// Probabilities of a block as this warp's sixteen heads have them, an operand of each 16 keys: to a
+// swizzled tile.
+__device__ __forceinline__ void store_probabilities(uint32_t tile, const uint32_t (&p)[4][4]) {
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t head = (threadIdx.x & (kGroup - 1)) / 32 * 16 + (lane & 15);
+  const uint32_t at = tile + head * 128;
+  const uint32_t piece = ((lane >> 4) ^ (lane & 7)) * 16;
+#pragma unroll
+  for (uint32_t i = 0; i < 4; ++i) {
+    store_matrices(at + (piece ^ (i * 32)), p[i][0], p[i][1], p[i][2], p[i][3]);
+  }
+}
+__device__ __forceinline__ void store_probabilities(uint32_t tile, const float (&s)[32]) {
+  uint32_t p[4][4];
+#pragma unroll
+  for (int32_t i = 0; i < 16; ++i) p[i / 4][i % 4] = pack_bf16(s[2 * i], s[2 * i + 1]);
+  store_probabilities(tile, p);
+}
 
 // Scores of keys from the keys-th on are none.
 __device__ __forceinline__ void mask_scores(float (&s)[32], int32_t keys) {

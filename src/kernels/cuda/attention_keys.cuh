@@ -1,17 +1,14 @@
 // The half of sparse attention that brings keys: from packed records anywhere in memory to blocks
 // of 64 decoded keys in shared memory (attention_sm90.cu says what for).
 //
-// A warp has 8 keys of every block, and looks up, copies and decodes them on its own: warps only
-// meet at the blocks' barriers. Neighbouring threads copy neighbouring bytes of a key to a small
-// ring of their warp, asynchronously, always 256 bytes of codes ahead; then each thread decodes 16
-// bytes of one key, so that eight threads write eight rows of the swizzled tile without meeting at
-// a bank. Both are needed: with copies laid out like the stores, eight threads read eight lines at
-// a time. Less than five instructions decode two values: two masks and a shift part the codes of a
-// word, a byte permutation puts two of them into half words, a multiplication puts magnitude and
-// sign in bf16's place, one mask and the product with the scale. Everything else is small because
-// places in the ring are constants of unrolled code: all in all about 450 instructions for a warp's
-// part of a block. With the ring's place, its pointers and the row's list shared by all warps
-// worked out at each 64 bytes it was 950, and 3,900 cycles of two warpgroups.
+// A warp has 8 keys of every block. Neighbouring threads copy neighbouring bytes of a key to a
+// small ring of their warp, asynchronously; then each thread decodes 16 bytes of one key, so that
+// eight threads write eight rows of the swizzled tile without meeting at a bank. Both are needed:
+// with copies laid out like the stores, eight threads read eight lines at a time. Five instructions
+// decode two values: a byte permutation that leaves each code twice in its half word, a shift and
+// two masks that put magnitude and sign in bf16's place, and the product with the scale. The
+// arithmetic unit takes two cycles for most of them, so a block costs about 1,200 cycles on four
+// of them, beside 2,048 of the tensor cores.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -241,30 +238,65 @@ __device__ __forceinline__ void store_window(const uint4& w, uint32_t scale_code
 // They are four granules of 64, and a record of the selection or half of one of the window.
 enum class Quad : int32_t { kGlobal, kWindowFirst, kWindowSecond, kNone };
 
+// Where the selected keys of a row lie that are a warp's, looked up in steps of which each only
+// uses what the one before has loaded. In the list: [block][8 keys].
+struct WarpSelection {
+  static constexpr int32_t kEach = kWarpSelected / 32;
+  int32_t entry[kEach];
+  int32_t page[kEach];
+
+  // count: of the row's, not 0.
+  __device__ __forceinline__ void load_entries(const AttentionRow* row, int32_t count) {
+#pragma unroll
+    for (int32_t i = 0; i < kEach; ++i) {
+      const int32_t number = static_cast<int32_t>(threadIdx.x & 31) + i * 32;
+      const int32_t at = number / kWarpKeys * kBlock +
+                         static_cast<int32_t>(threadIdx.x / 32) * kWarpKeys + number % kWarpKeys;
+      entry[i] = __ldg(row->selected + min(at, count - 1));
+    }
+  }
+  __device__ __forceinline__ void load_pages(const AttentionRow* row) {
+    const auto per_page = static_cast<uint32_t>(row->global.records_per_page);
+#pragma unroll
+    for (int32_t i = 0; i < kEach; ++i) {
+      page[i] = __ldg(row->global.page_table + static_cast<uint32_t>(entry[i]) / per_page);
+    }
+  }
+  __device__ __forceinline__ void write(const AttentionRow* row, uint32_t list) const {
+    __syncwarp();
+#pragma unroll
+    for (int32_t i = 0; i < kEach; ++i) {
+      store_shared(list + (threadIdx.x & 31) * 8 + i * 32 * 8,
+                   global_record_of(row, entry[i], page[i]));
+    }
+    __syncwarp();
+  }
+};
+
 // Where a warp's quads come from, row after row. A row's selection is looked up while quads of its
 // window are on their way; each step only uses what the one before has loaded.
-template <bool kPair>
 struct KeySource {
   const AttentionRow* row;
   const AttentionRow* rows_end;
+  int32_t row_step;
   uint32_t list;     // the warp's, in shared memory
   int32_t quad = 0;  // of the row, the next
   int32_t window_quads = 0;
   int32_t quads = 0;   // known when `step` is not 0
   int32_t window = 0;  // keys
   int32_t step = 0;
-  int32_t entry[2];
-  int32_t page[2];
+  WarpSelection selection;
   // Of the last quad asked for, this thread's: 16 bytes of a granule, 64 further those of the next;
   // and what it copies of the scales, if it does.
   const uint8_t* codes_from;
   const uint8_t* scales_from;
   bool has_scales;
 
-  __device__ __forceinline__ KeySource(const Work& work, uint32_t warp_list)
-      : row(work.call.rows + first_row<kPair>()),
-        rows_end(work.call.rows + work.call.row_count),
-        list(warp_list) {}
+  __device__ __forceinline__ KeySource(const AttentionRow* first_row, const AttentionRow* end,
+                                       int32_t step_rows, uint32_t warp_list)
+      : row(first_row), rows_end(end), row_step(step_rows), list(warp_list) {
+    open_row();
+  }
 
   __device__ __forceinline__ void open_row() {
     window = static_cast<int32_t>(row->position - row->window_begin) + 1;
@@ -272,36 +304,18 @@ struct KeySource {
     quad = 0;
     step = 0;
   }
+  // A step, of four.
   __device__ __forceinline__ void look_up() {
     if (step == 0) {
       quads = selection_of(*row);  // keys until the next step
     } else if (step == 1) {
-      const int32_t last = quads - 1;
+      if (quads > 0) selection.load_entries(row, quads);
       quads = window_quads + (quads + kBlock - 1) / kBlock;
-#pragma unroll
-      for (int32_t i = 0; i < 2; ++i) {
-        const int32_t at = (static_cast<int32_t>(threadIdx.x & 31) / kWarpKeys + i * 4) * kBlock +
-                           static_cast<int32_t>(threadIdx.x / 32) * kWarpKeys +
-                           static_cast<int32_t>(threadIdx.x % kWarpKeys);
-        entry[i] = last >= 0 ? __ldg(row->selected + min(at, last)) : 0;
-      }
-    } else if (step == 2) {
-      if (quads != window_quads) {
-        const auto per_page = static_cast<uint32_t>(row->global.records_per_page);
-#pragma unroll
-        for (int32_t i = 0; i < 2; ++i) {
-          page[i] = __ldg(row->global.page_table + static_cast<uint32_t>(entry[i]) / per_page);
-        }
-      }
-    } else if (step == 3) {
-      if (quads != window_quads) {
-        __syncwarp();
-#pragma unroll
-        for (int32_t i = 0; i < 2; ++i) {
-          store_shared(list + (threadIdx.x & 31) * 8 + i * 32 * 8,
-                       global_record_of(row, entry[i], page[i]));
-        }
-        __syncwarp();
+    } else if (quads != window_quads) {
+      if (step == 2) {
+        selection.load_pages(row);
+      } else {
+        selection.write(row, list);
       }
     }
     ++step;
@@ -313,8 +327,8 @@ struct KeySource {
       while (step < 4) look_up();
     }
     if (quad >= window_quads && quad == quads) {
-      row += row_step<kPair>();
-      if (row >= rows_end) return Quad::kNone;
+      if (row_step >= rows_end - row) return Quad::kNone;
+      row += row_step;
       open_row();
     }
     Quad kind = Quad::kGlobal;
@@ -328,43 +342,46 @@ struct KeySource {
         scales_from = record + kWidth;
         has_scales = (lane & 3) == 0;
       } else {
-        codes_from += 256;
+        codes_from += kWidth / 2;
       }
-      look_up();
     } else {
       const uint8_t* record =
           load_shared_pointer(list + ((quad - window_quads) * kWarpKeys + lane / 4) * 8);
       codes_from = record + (lane & 3) * 16;
       scales_from = record + kWidth / 2 + (lane & 3) * 16;
       has_scales = (lane & 3) < 2;
-      if (quad == window_quads && row + row_step<kPair>() < rows_end) {
-        prefetch_l1(row + row_step<kPair>());
-      }
+      if (quad == window_quads && row_step < rows_end - row) prefetch_l1(row + row_step);
     }
     ++quad;
     return kind;
   }
 };
 
-template <bool kPair>
-__device__ __forceinline__ void produce_keys(const Work& work) {
-  if (first_row<kPair>() >= work.call.row_count) return;
-  const uint32_t shared = work.shared;
+// Addresses in shared memory: two blocks of keys, two barriers of each kind.
+struct KeyPlaces {
+  uint32_t keys;
+  uint32_t full;   // a block is there: one of each warp
+  uint32_t empty;  // or its place is free
+  uint32_t staging;
+};
+
+__device__ __forceinline__ void produce_keys(const AttentionRow* first, const AttentionRow* end,
+                                             int32_t row_step, const KeyPlaces& places) {
+  if (first >= end) return;
   // Thread 8 h + k of a warp decodes key k, 16 bytes of every 64; thread 4 k + h has copied them.
   // Pieces of a key's 64 bytes change places by its number, so that neither meets its own banks.
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t key = lane & 7;
   const uint32_t share = lane >> 3;
-  const uint32_t staging = shared + kStagingAt + (threadIdx.x >> 5) * kWarpBytes;
+  const uint32_t staging = places.staging + (threadIdx.x >> 5) * kWarpBytes;
   const uint32_t copied = staging + (lane >> 2) * 64 + ((lane ^ (lane >> 3)) & 3) * 16;
   const uint32_t read = staging + key * 64 + ((share ^ (key >> 1)) & 3) * 16;
   uint32_t scales_copied = staging + kWarpScalesAt + (lane >> 2) * 32 + (lane & 1) * 16;
   uint32_t scales_read = staging + kWarpScalesAt + key * 32;
   int32_t scales_step = kWarpScalesBytes;  // to the other place
-  const uint32_t place = shared + kKeysAt + ((threadIdx.x >> 5) * kWarpKeys + key) * 128;
+  const uint32_t place = places.keys + ((threadIdx.x >> 5) * kWarpKeys + key) * 128;
 
-  KeySource<kPair> source(work, staging + kWarpListAt);
-  source.open_row();
+  KeySource source(first, end, row_step, staging + kWarpListAt);
   const auto copy_half = [&](int32_t half, bool wanted) {
     if (wanted) {
       copy_16(copied + half * 2 * kGranuleBytes, source.codes_from + half * 128);
@@ -376,6 +393,7 @@ __device__ __forceinline__ void produce_keys(const Work& work) {
   Quad kind = source.next();
   copy_half(0, true);
   copy_half(1, true);
+  source.look_up();
   int32_t slot = 0;
   uint32_t parity = 1;  // the first round finds the slots free
 #pragma unroll 1
@@ -403,8 +421,9 @@ __device__ __forceinline__ void produce_keys(const Work& work) {
       }
       __syncwarp();
       copy_half(half, more);
+      if (half == 1 && source.step < 4) source.look_up();
       if (half == 0 && kind != Quad::kWindowSecond) {
-        barrier_wait(empty_barrier(shared, slot), parity);
+        barrier_wait(places.empty + slot * 8, parity);
       }
       if (kind == Quad::kGlobal) {
 #pragma unroll
@@ -424,7 +443,7 @@ __device__ __forceinline__ void produce_keys(const Work& work) {
     scales_step = -scales_step;
     if (kind != Quad::kWindowFirst) {
       __syncwarp();
-      if (lane == 0) barrier_arrive(full_barrier(shared, slot));  // the reader has the proxy fence
+      if (lane == 0) barrier_arrive(places.full + slot * 8);  // the reader has the proxy fence
       parity ^= slot;
       slot ^= 1;
     }

@@ -16,11 +16,10 @@
 // hardly ever rescaled. The next row's q comes while the last softmax of a row is taken, and its
 // selection is looked up while its window is decoded.
 //
-// Few rows: two CTAs share a row; both do all scores, each does half of the values' channels. Every
-// sum has the same order then, so a row's bits do not depend on the number of rows. Fewer still:
-// attention_cluster_sm90.cu.
+// Few rows: attention_pair_sm90.cu, two CTAs a row, and fewer still attention_cluster_sm90.cu.
+// Every sum has the same order there, so a row's bits do not depend on the number of rows.
 //
-// Measured on one H200: 26 us up to 66 rows, 350 TFLOP/s at 128, 383 at 512, 454 in prefill. What
+// Measured on one H200: 30 us at 67 rows, 344 TFLOP/s at 128, 380 at 512, 454 in prefill. What
 // limits it: the one warpgroup of the scores, whose products (1,600 cycles of a block's 4,300),
 // probabilities (1,500) and sums (450) follow each other; the decoders wait for places a sixth of
 // their time (docs/benchmarks.md: the parts, and what was tried).
@@ -88,7 +87,6 @@ __device__ __forceinline__ void tell_probabilities(uint32_t shared, int32_t slot
   if ((threadIdx.x & 31) == 0) barrier_arrive(probability_barrier(shared, slot));
 }
 
-template <bool kPair>
 __device__ __forceinline__ void score_keys(const Work& work) {
   const uint32_t shared = work.shared;
   const int32_t thread = threadIdx.x & (kGroup - 1);
@@ -96,12 +94,12 @@ __device__ __forceinline__ void score_keys(const Work& work) {
   const float scale = kScoreScale;
   int32_t slot = 0;
   uint32_t parity = 0;
-  int32_t row = first_row<kPair>();
+  int32_t row = static_cast<int32_t>(blockIdx.x);
   if (row >= work.call.row_count) return;
   start_query(work.call.q + row * work.call.q_stride, shared);
   Geometry g = geometry_of(work.call.rows + row);
   for (;;) {
-    const int32_t next_row = row + row_step<kPair>();
+    const int32_t next_row = row + static_cast<int32_t>(gridDim.x);
     const bool more = next_row < work.call.row_count;
     if (g.blocks > 0) {
       if (work.call.turns != 0) turn_query(work.call, row, shared);
@@ -109,7 +107,6 @@ __device__ __forceinline__ void score_keys(const Work& work) {
       fence_async_proxy();
       named_sync(2, kGroup);
     }
-    if (kPair) cluster_arrive();
     Geometry next_g = g;
     const Bf16* next_q = work.call.q + next_row * work.call.q_stride;
     if (more) {
@@ -186,21 +183,20 @@ __device__ __forceinline__ void score_keys(const Work& work) {
 
 // --- values ------------------------------------------------------------------
 
-template <bool kPair>
 __device__ __forceinline__ void sum_values(const Work& work, int32_t half) {
-  constexpr int32_t kParts = kPair ? 1 : 2;  // of 128 channels
+  constexpr int32_t kParts = 2;  // of 128 channels
   const uint32_t shared = work.shared;
   const int32_t thread = threadIdx.x & (kGroup - 1);
   const int32_t lane = thread & 31;
   const int32_t head = (thread >> 5) * 16 + (lane >> 2);
-  const int32_t channel = kPair ? (blockIdx.x & 1) * 256 + half * 128 : half * 256;
+  const int32_t channel = half * 256;
   int32_t slot = 0;
   uint32_t parity = 0;
-  int32_t row = first_row<kPair>();
+  int32_t row = static_cast<int32_t>(blockIdx.x);
   if (row >= work.call.row_count) return;
   int32_t blocks = geometry_of(work.call.rows + row).blocks;
   for (;;) {
-    const int32_t next_row = row + row_step<kPair>();
+    const int32_t next_row = row + static_cast<int32_t>(gridDim.x);
     const bool more = next_row < work.call.row_count;
     int32_t next_blocks = 0;
     if (more) next_blocks = geometry_of(work.call.rows + next_row).blocks;
@@ -263,7 +259,6 @@ __device__ __forceinline__ void sum_values(const Work& work, int32_t half) {
       parity ^= slot;
       slot ^= 1;
     }
-    if (kPair) cluster_wait();  // o may be q: both CTAs have read it
     Bf16* to = work.call.o + row * work.call.o_stride + head * kWidth + channel + (lane & 3) * 8;
     const float* cos = work.call.cos + row * work.call.angle_stride;
     const float* sin = work.call.sin + row * work.call.angle_stride;
@@ -290,7 +285,6 @@ __device__ __forceinline__ void sum_values(const Work& work, int32_t half) {
 
 constexpr int32_t kThreads = kProducers + 3 * kGroup;
 
-template <bool kPair>
 __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const AttentionCall call) {
   extern __shared__ uint8_t shared_bytes[];
   Work work{call, (shared_address(shared_bytes) + 1023U) & ~1023U};
@@ -309,17 +303,16 @@ __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const AttentionC
   const int32_t role = static_cast<int32_t>(threadIdx.x / kGroup) - kProducers / kGroup;
   if (role < 0) {
     registers_give<48>();
-    if (kPair) cluster_arrive();
-    produce_keys<kPair>(work);
-    if (kPair) cluster_wait();
+    produce_keys(call.rows + blockIdx.x, call.rows + call.row_count,
+                 static_cast<int32_t>(gridDim.x),
+                 {work.shared + kKeysAt, full_barrier(work.shared, 0),
+                  empty_barrier(work.shared, 0), work.shared + kStagingAt});
   } else if (role == 0) {
     registers_give<64>();
-    score_keys<kPair>(work);
-    if (kPair) cluster_wait();
+    score_keys(work);
   } else {
     registers_take<160>();
-    if (kPair) cluster_arrive();
-    sum_values<kPair>(work, role - 1);
+    sum_values(work, role - 1);
   }
 }
 
@@ -333,14 +326,12 @@ bool attention_sm90_supports(const AttentionShape& shape, int32_t rotary) {
 
 void attention_sm90(const AttentionCall& call, int32_t multiprocessors, Stream stream) {
   if (call.row_count == 0) return;
-  // Clusters of eight do not fill every group of multiprocessors.
-  if (call.row_count * 8 <= multiprocessors * 3 / 4) return attention_cluster(call, stream);
-  // Two CTAs a row as long as all rows then run at once.
-  const bool pair = call.row_count * 2 <= multiprocessors;
-  const auto kernel = pair ? attention_kernel<true> : attention_kernel<false>;
-  const int32_t blocks = pair ? 2 * call.row_count : std::min(call.row_count, multiprocessors);
-  launch_kernel(kernel, {static_cast<uint32_t>(blocks), kThreads, kSharedBytes, pair ? 2U : 1U},
-                stream, call);
+  if (call.row_count <= attention_cluster_rows()) return attention_cluster(call, stream);
+  // Two as long as all rows then run at once.
+  if (call.row_count * 2 <= multiprocessors) return attention_pair(call, stream);
+  const int32_t blocks = std::min(call.row_count, multiprocessors);
+  launch_kernel(attention_kernel, {static_cast<uint32_t>(blocks), kThreads, kSharedBytes}, stream,
+                call);
 }
 
 }  // namespace galley::kernels::cuda

@@ -38,7 +38,9 @@ bool attention_sm90_supports(const AttentionShape& shape, int32_t rotary);
 // `multiprocessors` only places work: results do not depend on it. The caller checks errors
 // (check_launch).
 void attention_sm90(const AttentionCall& call, int32_t multiprocessors, Stream stream);
-// Its form for few rows, eight blocks each.
+// Its forms for few rows: eight blocks each, as many rows as then run at once, and two blocks each.
 void attention_cluster(const AttentionCall& call, Stream stream);
+int32_t attention_cluster_rows();
+void attention_pair(const AttentionCall& call, Stream stream);
 
 }  // namespace galley::kernels::cuda

@@ -325,7 +325,7 @@ TEST_F(CudaReleasedRows, AttentionDoesNotSeeOtherRows) {
   const std::vector<uint8_t> all = run(0, kRows);
   EXPECT_TRUE(run(0, kRows) == all) << "a second run differs";
   const int64_t row_bytes = std::ssize(all) / kRows;
-  for (const int64_t count : {1, 9, 12, 13, 66}) {
+  for (const int64_t count : {1, 9, 12, 13, 15, 16, 40, 66}) {
     for (int64_t begin = 0; begin + count <= kRows; begin += std::max<int64_t>(count, 13)) {
       const std::vector<uint8_t> part = run(begin, count);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))

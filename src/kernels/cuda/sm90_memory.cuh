@@ -25,6 +25,14 @@ __device__ __forceinline__ void store_shared(uint32_t at, float value) {
 __device__ __forceinline__ void store_shared(uint32_t at, const uint8_t* value) {
   asm volatile("st.shared.b64 [%0], %1;" ::"r"(at), "l"(value) : "memory");
 }
+// Four 8 x 8 matrices of bf16: thread t holds two elements of row t / 4 of each, and says where row
+// t % 8 of matrix t / 8 goes.
+__device__ __forceinline__ void store_matrices(uint32_t at, uint32_t a, uint32_t b, uint32_t c,
+                                               uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at), "r"(a),
+               "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
 __device__ __forceinline__ float load_shared_float(uint32_t at) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
@@ -142,6 +150,17 @@ __device__ __forceinline__ void bulk_copy_remote(uint32_t address, uint32_t byte
       "cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, "
       "[%3];" ::"r"(remote_address(address, rank)),
       "r"(address), "r"(bytes), "r"(remote_address(barrier, rank))
+      : "memory");
+}
+
+// 16 bytes to the other block's shared memory, counted by its barrier: both addresses are there
+// (remote_address).
+__device__ __forceinline__ void store_remote(uint32_t there, float a, float b, float c, float d,
+                                             uint32_t barrier) {
+  asm volatile(
+      "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, "
+      "[%5];" ::"r"(there),
+      "f"(a), "f"(b), "f"(c), "f"(d), "r"(barrier)
       : "memory");
 }
 
