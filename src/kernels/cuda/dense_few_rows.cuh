@@ -89,6 +89,22 @@ __device__ __forceinline__ DenseItem dense_item(const DenseSet& set, int32_t ite
   return found;
 }
 
+// Four sums of two tokens (scale) and two slots (weight). Slots that are neighbouring rows of one
+// matrix have one scale.
+template <ResultForm kResult>
+__device__ __forceinline__ void promote_fp8(const float* partial, float2 scale, float2 weight,
+                                            float* sum) {
+  const float2 first = {scale.x * weight.x, scale.y * weight.x};
+  float2 second = first;
+  if constexpr (kResult == ResultForm::kSwiGlu) {
+    second = {scale.x * weight.y, scale.y * weight.y};
+  }
+  sum[0] = fmaf(partial[0], first.x, sum[0]);
+  sum[1] = fmaf(partial[1], first.y, sum[1]);
+  sum[2] = fmaf(partial[2], second.x, sum[2]);
+  sum[3] = fmaf(partial[3], second.y, sum[3]);
+}
+
 // What a warpgroup of the block sums up.
 template <class Form>
 struct FewRowsView {

@@ -181,8 +181,9 @@ __global__ void __launch_bounds__(kPlanThreads)
   } else if (expert < expert_count) {
     count = block_count[expert];
   }
+  const int32_t block_rows = rows_of_block(count, block_tokens);
   const BlockScan scan =
-      block_scan({(count + 7) / 8 * 8, (count + block_tokens - 1) / block_tokens}, warp_sum);
+      block_scan({(count + 7) / 8 * 8, (count + block_rows - 1) / block_rows}, warp_sum);
   if (expert < expert_count) begin_of[expert] = scan.before.x + before;
   __syncthreads();
 
@@ -209,9 +210,9 @@ __global__ void __launch_bounds__(kPlanThreads)
   }
   // The list of token blocks, experts ascending.
   if (expert < expert_count && tells) {
-    for (int64_t n = rank; n * block_tokens < count; n += blocks) {
-      const auto row = static_cast<int32_t>(n * block_tokens);
-      plan.blocks[scan.before.y + n] = {expert, scan.before.x + row, min(block_tokens, count - row),
+    for (int64_t n = rank; n * block_rows < count; n += blocks) {
+      const auto row = static_cast<int32_t>(n * block_rows);
+      plan.blocks[scan.before.y + n] = {expert, scan.before.x + row, min(block_rows, count - row),
                                         0};
     }
   }

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/grouped_product.h"
+#include "kernels/cuda/weight_tiles.h"
 #include "kernels/tensor.h"
 
 namespace galley::kernels::cuda {
@@ -23,6 +24,14 @@ constexpr int32_t kExpertsMax = 1024;
 // Places that `choices` rows of `experts` experts may take, gaps included.
 constexpr int64_t plan_places(int64_t choices, int64_t experts) {
   return (choices + 7) / 8 * 8 + 8 * (experts + 1);
+}
+// Rows of each block but the last one of an expert that has `count`: block_tokens, or, where blocks
+// are large, as few blocks as can be, alike but for a multiple of 8: a small block costs nearly as
+// much as one twice its size.
+GALLEY_HOST_DEVICE constexpr int32_t rows_of_block(int32_t count, int32_t block_tokens) {
+  if (block_tokens < kManyRowsBlock || count <= block_tokens) return block_tokens;
+  const int32_t parts = (count + block_tokens - 1) / block_tokens;
+  return ((count + parts - 1) / parts + 7) / 8 * 8;
 }
 // Blocks of at most `tokens` rows.
 constexpr int64_t plan_blocks(int64_t choices, int64_t experts, int64_t tokens) {

@@ -1,4 +1,6 @@
 // The forms of the fp4 product, and which of them a number of rows gets.
+#include "base/check.h"
+#include "kernels/cuda/expert_many_rows.cuh"
 #include "kernels/cuda/grouped_narrow.cuh"
 #include "kernels/cuda/grouped_product.cuh"
 #include "kernels/cuda/launch_product.cuh"
@@ -18,16 +20,18 @@ void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
     launch_blocks(grouped_narrow_kernel<Narrow>, stream, narrow_limits.blocks, Narrow::kThreads,
                   Narrow::kSharedBytes, 1, args);
   } else if (block_tokens <= 80) {
-    using Form = ProductForm<true, 4, 80, kResult, false>;
+    using Form = ProductForm<4, 80, kResult>;
     const auto kernel = grouped_product_kernel<Form>;
     static const LaunchLimits limits =
         LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
     launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
   } else {
-    using Form = ProductForm<true, 2, 160, kResult, true>;
-    const auto kernel = grouped_product_kernel<Form>;
+    using Form = ManyRowsForm<kResult>;
+    const auto kernel = expert_many_rows_kernel<Form>;
     static const LaunchLimits limits =
         LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
+    // Whole pieces of 16 bytes of a row are stored.
+    CHECK(args.outputs % 8 == 0 && args.y_stride % 8 == 0);
     launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
   }
 }
@@ -36,18 +40,16 @@ void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
 
 int32_t expert_block_tokens(int64_t choices, int32_t experts) {
   if (choices <= 8) return 8;
-  return choices <= static_cast<int64_t>(experts) * 100 ? 80 : 160;
+  return choices <= static_cast<int64_t>(experts) * 100 ? 80 : kManyRowsBlock;
 }
 
 void expert_product(Stream stream, ResultForm form, int32_t block_tokens,
                     const ProductArguments& args) {
-  switch (form) {
-    case ResultForm::kF32:
-      return launch<ResultForm::kF32>(stream, block_tokens, args);
-    case ResultForm::kBf16:
-      return launch<ResultForm::kBf16>(stream, block_tokens, args);
-    case ResultForm::kSwiGlu:
-      return launch<ResultForm::kSwiGlu>(stream, block_tokens, args);
+  CHECK(form != ResultForm::kF32);  // experts' results are bf16
+  if (form == ResultForm::kSwiGlu) {
+    launch<ResultForm::kSwiGlu>(stream, block_tokens, args);
+  } else {
+    launch<ResultForm::kBf16>(stream, block_tokens, args);
   }
 }
 

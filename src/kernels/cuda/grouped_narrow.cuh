@@ -160,7 +160,8 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
       const int32_t place = at % Form::kStages;
       barrier_wait(full + place * 8, (at / Form::kStages) & 1);
       OperandA a;
-      unpack_fp4(base + Form::kRingAt + place * Form::kStageBytes, shared + Form::kTableAt, a);
+      unpack_fp4(load_codes(base + Form::kRingAt + place * Form::kStageBytes),
+                 shared + Form::kTableAt, a);
       float partial[kTokens / 2];
       const uint64_t b = swizzled_descriptor(
           warp_uniform(shared + buffer * Form::kXBufferBytes + chunk * Form::kXBytes));

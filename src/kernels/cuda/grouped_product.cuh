@@ -1,4 +1,4 @@
-// The kernel behind grouped_product.h: fp8 activations times fp4 or fp8 weights.
+// The kernel behind grouped_product.h: fp8 activations times fp4 weights, up to 80 rows an expert.
 //
 // Floor. Few rows: the weights' bytes, 2.6 us for one expert's gate and up (11.8 MB of codes at
 // 4.6 TB/s). Many rows: 2 rows N K over the peak of wgmma, 1,850 TFLOP/s of e4m3 in bursts. They
@@ -11,8 +11,7 @@
 // token's scale promotes the sum to f32; row scales wait for the end. One thread streams weights
 // and another one activations with bulk copies into a ring of 6 to 9 stages; tiles were laid out
 // by the fold, so a stage is two or three copies. Every form has the same order of the sum.
-// Few rows: four warpgroups of 64 slots, 80 tokens at most. Many rows: two of them with 160
-// tokens, whose halves take turns on the tensor cores while the next weights are unpacked.
+// Four warpgroups of 64 slots, 80 tokens at most; more rows are expert_many_rows.cuh's.
 //
 // Tried, on one H200, gate and up:
 // - the first form read 8 weights with 12 ALU operations, and tables through three adds: 72 % of
@@ -31,20 +30,15 @@
 //   for two, 10 % slower for four.
 // - descriptors in vector registers: two moves and their latency before every product; told to be
 //   uniform: 20 % faster at 80 tokens.
-// - many rows: four chunks in straight code, so that products are in flight for longer: it spills
-//   and is 40 % slower; products of 160 tokens at once, beside the other warpgroup's promotion: 20
-//   % slower, for the same reason. Warpgroups four chunks apart, four outputs a store, an expert's
-//   blocks alike (128 + 128 tokens for 160 + 96): not faster. A card that is warm from the
-//   contender before is 5 % slower, so less than that says nothing here.
+// - 160 tokens in halves, the next chunk unpacked meanwhile: 765 TFLOP/s at 384 experts. Four
+//   chunks in straight code, so that products are in flight for longer: it spills and is 40 %
+//   slower; products of 160 tokens at once, beside the other warpgroup's promotion: 20 % slower,
+//   for the same reason. A card that is warm from the contender before is 5 % slower, so less than
+//   that says nothing here.
 // - few rows: the next chunk unpacked while this one's products run: 0 to 8 % slower.
 //
-// What limits it now (ncu, 160 tokens): not one unit. Tensor cores are busy 47 % of the time, the
-// issue slots 48, shared memory 67 (scales as f32 for every lane, operand B for 64 slots at a
-// time). A chunk of 128 slots takes 420 cycles and 4.2 for each token, and 4.0 is the tensor cores'
-// peak: the constant part, unpacking, does not overlap, since a scheduler has two warps of 300
-// instructions a chunk, each of which waits four cycles for the one before it, and hardly ever for
-// a product. Warps that unpack into shared memory for others would need 1,000 cycles of its
-// bandwidth a chunk. Fewer bytes there come first: scales as exponents, or one B for 128 slots.
+// What limits it now, around 80 rows: a warp's own instructions, each of which waits four cycles
+// for the one before it, and hardly ever for a product.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -63,23 +57,15 @@ namespace galley::kernels::cuda {
 
 // One compiled form: `kStrips` warpgroups of 64 slots each, one warp that copies, tokens in
 // tiles of at most kTokens.
-template <bool kIsFp4, int kStripsIn, int kTokensIn, ResultForm kResultIn, bool kAheadIn,
-          bool kGroupedIn = false, int kLeadIn = (kAheadIn ? 2 : 0)>
+template <int kStripsIn, int kTokensIn, ResultForm kResultIn>
 struct ProductForm {
-  static constexpr bool kFp4 = kIsFp4;
   static constexpr int kStrips = kStripsIn;
   static constexpr int kTokens = kTokensIn;
   static constexpr ResultForm kResult = kResultIn;
-  // Two halves of the tokens follow each other: one multiplies while the other is promoted.
-  static constexpr bool kAhead = kAheadIn;
-
-  static constexpr bool kGrouped = kGroupedIn;  // the sum has args.groups parts
-
-  static constexpr int kLead = kLeadIn;
   static constexpr int kThreads = kStrips * 128 + 128;  // the last warpgroup copies
-  static constexpr int kConsumerRegisters = kStrips == 4 ? 112 : 232;
-  static constexpr int kProducerRegisters = kStrips == 4 ? 32 : 40;
-  static constexpr int kStripBytes = kFp4 ? kFp4Codes + kFp4Shifts : kFp8Codes + kFp8Scales;
+  static constexpr int kConsumerRegisters = 112;
+  static constexpr int kProducerRegisters = 32;
+  static constexpr int kStripBytes = kFp4Codes + kFp4Shifts;
   static constexpr int kCodesAt = kTokens * kChunk;
   static constexpr int kScalesAt = kCodesAt + kStrips * kStripBytes;
   static constexpr int kStageBytes = (kScalesAt + kTokens * 4 + 1023) / 1024 * 1024;
@@ -132,18 +118,21 @@ __device__ __forceinline__ uint2 load_table(uint32_t address) {
   return value;
 }
 
-// One chunk of a strip: 64 codes of each thread become wgmma's A registers. ALU operations are what
-// counts here (two cycles each and warp): 6 for 8 codes and 3 for 2 tables of 4 rows x 32.
-__device__ __forceinline__ void unpack_fp4(const uint8_t* codes, uint32_t table, OperandA& a) {
-  const int32_t thread = threadIdx.x & 127;
-  const uint4 first = *reinterpret_cast<const uint4*>(codes + thread * 16);
-  const uint4 second = *reinterpret_cast<const uint4*>(codes + 2048 + thread * 16);
-  const uint32_t shift = *reinterpret_cast<const uint32_t*>(codes + kFp4Codes + (thread >> 2) * 4);
-  const uint32_t words[8] = {first.x,  first.y,  first.z,  first.w,
-                             second.x, second.y, second.z, second.w};
+// A thread's 64 codes of a strip's chunk, and the shifts of their blocks.
+struct StoredCodes {
+  uint4 first;
+  uint4 second;
+  uint32_t shift;
+};
+
+// They become wgmma's A registers. ALU operations are what counts here (two cycles each and warp):
+// 6 for 8 codes and 3 for 2 tables of 4 rows x 32.
+__device__ __forceinline__ void unpack_fp4(const StoredCodes& codes, uint32_t table, OperandA& a) {
+  const uint32_t words[8] = {codes.first.x,  codes.first.y,  codes.first.z,  codes.first.w,
+                             codes.second.x, codes.second.y, codes.second.z, codes.second.w};
   // Nibble i of the shifts, times 8, as byte i / 2 of even or odd.
-  const uint32_t even = (shift << 3) & 0x78787878;
-  const uint32_t odd = (shift >> 1) & 0x78787878;
+  const uint32_t even = (codes.shift << 3) & 0x78787878;
+  const uint32_t odd = (codes.shift >> 1) & 0x78787878;
 #pragma unroll
   for (int32_t j = 0; j < 4; ++j) {
 #pragma unroll
@@ -159,6 +148,13 @@ __device__ __forceinline__ void unpack_fp4(const uint8_t* codes, uint32_t table,
   }
 }
 
+__device__ __forceinline__ StoredCodes load_codes(const uint8_t* codes) {
+  const int32_t thread = threadIdx.x & 127;
+  return {*reinterpret_cast<const uint4*>(codes + thread * 16),
+          *reinterpret_cast<const uint4*>(codes + 2048 + thread * 16),
+          *reinterpret_cast<const uint32_t*>(codes + kFp4Codes + (thread >> 2) * 4)};
+}
+
 // 16 tables of 8 bytes: E2M1 magnitudes times 2^shift. An aligned LDS.64 each, no bank twice.
 __device__ __forceinline__ void fill_shift_table(uint8_t* table) {
   if (threadIdx.x >= 128) return;
@@ -169,22 +165,6 @@ __device__ __forceinline__ void fill_shift_table(uint8_t* table) {
           : static_cast<uint8_t>(folded_magnitude(threadIdx.x % 8, nibble - kShiftBias));
 }
 
-// Four sums of two tokens (scale) and two slots (weight). Slots that are neighbouring rows of one
-// matrix have one scale.
-template <ResultForm kResult>
-__device__ __forceinline__ void promote_fp8(const float* partial, float2 scale, float2 weight,
-                                            float* sum) {
-  const float2 first = {scale.x * weight.x, scale.y * weight.x};
-  float2 second = first;
-  if constexpr (kResult == ResultForm::kSwiGlu) {
-    second = {scale.x * weight.y, scale.y * weight.y};
-  }
-  sum[0] = fmaf(partial[0], first.x, sum[0]);
-  sum[1] = fmaf(partial[1], first.y, sum[1]);
-  sum[2] = fmaf(partial[2], second.x, sum[2]);
-  sum[3] = fmaf(partial[3], second.y, sum[3]);
-}
-
 template <class Form>
 struct ConsumerView {
   const uint8_t* ring;
@@ -192,8 +172,7 @@ struct ConsumerView {
   uint32_t ring_address;
   uint32_t full;  // barriers, 8 bytes each
   uint32_t empty;
-  int32_t strip;       // of this warpgroup
-  int32_t turn_chunk;  // when the next warpgroup may begin its tile; -1: it never waits
+  int32_t strip;  // of this warpgroup
 
   __device__ __forceinline__ void wait_full(const RingPlace& place) const {
     barrier_wait(full + place.barrier, place.parity);
@@ -203,29 +182,10 @@ struct ConsumerView {
     __syncwarp();
     if (lane == 0) barrier_arrive(empty + place.barrier);
   }
-  // Warpgroups that wait for the same copies run in step: all unpack, then all multiply. So each
-  // begins a tile when the one before it is kLead chunks ahead, and stays behind it; their
-  // results are then stored at different times too. Only where nobody can lap: a tile has more
-  // chunks than the ring.
-  __device__ __forceinline__ bool staggers(const ProductArguments& args) const {
-    return Form::kLead > 0 && args.chunks > Form::kStages;
-  }
-  __device__ __forceinline__ void wait_turn(const ProductArguments& args) const {
-    if (strip > 0 && staggers(args)) named_sync(strip, 256);
-  }
-  // A predicate, not a branch: a branch here would cost registers around products in flight.
-  __device__ __forceinline__ void pass_turn(int32_t chunk) const {
-    asm volatile(
-        "{\n.reg .pred mine;\n"
-        "setp.eq.s32 mine, %0, %1;\n"
-        "@mine bar.arrive %2, 256;\n}\n" ::"r"(chunk),
-        "r"(turn_chunk), "r"(strip + 1)
-        : "memory");
-  }
   __device__ __forceinline__ void unpack(const RingPlace& place, OperandA& a) const {
     const uint8_t* stage = ring + place.bytes;
     const uint8_t* codes = stage + Form::kCodesAt + strip * Form::kStripBytes;
-    unpack_fp4(codes, table, a);
+    unpack_fp4(load_codes(codes), table, a);
   }
   // Of the stage's tokens; warp-uniform.
   __device__ __forceinline__ uint64_t descriptor(const RingPlace& place) const {
@@ -238,18 +198,11 @@ struct ConsumerView {
 #pragma unroll
     for (int32_t j = 0; j < 4; ++j) {
       const uint64_t b = advance_descriptor(stage, first * kChunk + 32 * j);
-      if constexpr (Form::kFp4) {
-        Wgmma<kTokens, true>::run(partial, a[j], b, j > 0);
-      } else {
-        Wgmma<kTokens, false>::run(
-            partial, advance_descriptor(stage, Form::kCodesAt + strip * kFp8Codes + 32 * j), b,
-            j > 0);
-      }
+      Wgmma<kTokens, true>::run(partial, a[j], b, j > 0);
     }
     wgmma_commit();
   }
-  // Tokens first.. of the tile: sum += partial * scale of the token (and of the weights' chunk):
-  // the one order of the sum.
+  // Tokens first.. of the tile: sum += partial * scale of the token: the one order of the sum.
   template <int kTokens>
   __device__ __forceinline__ void promote(const RingPlace& place, int32_t first,
                                           float (&partial)[kTokens / 2],
@@ -257,22 +210,13 @@ struct ConsumerView {
     const uint8_t* stage = ring + place.bytes;
     const auto* scales =
         reinterpret_cast<const float2*>(stage + Form::kScalesAt) + first / 2 + (threadIdx.x & 3);
-    float2 weight = {1.0F, 1.0F};
-    if constexpr (!Form::kFp4) {
-      weight = reinterpret_cast<const float2*>(stage + Form::kCodesAt + 2 * kFp8Codes +
-                                               strip * kFp8Scales)[(threadIdx.x & 127) >> 5];
-    }
 #pragma unroll
     for (int32_t j = 0; j < kTokens / 8; ++j) {
       const float2 scale = scales[4 * j];
-      if constexpr (Form::kFp4) {
-        sum[4 * j] = fmaf(partial[4 * j], scale.x, sum[4 * j]);
-        sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale.y, sum[4 * j + 1]);
-        sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x, sum[4 * j + 2]);
-        sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y, sum[4 * j + 3]);
-      } else {
-        promote_fp8<Form::kResult>(partial + 4 * j, scale, weight, sum + 4 * j);
-      }
+      sum[4 * j] = fmaf(partial[4 * j], scale.x, sum[4 * j]);
+      sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale.y, sum[4 * j + 1]);
+      sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x, sum[4 * j + 2]);
+      sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y, sum[4 * j + 3]);
     }
   }
 };
@@ -373,124 +317,29 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args,
                                              const ConsumerView<Form>& view, RingPlace& place,
                                              const TokenBlock& block, int32_t strip_slot,
                                              float2 row_scale) {
-  // Unpacked weights leave fp4 the registers for half of the products at a time.
-  constexpr int kParts = Form::kFp4 && kTokens > 64 ? 2 : 1;
+  // Unpacked weights leave the registers for half of the products at a time.
+  constexpr int kParts = kTokens > 64 ? 2 : 1;
   constexpr int kPart = kTokens / kParts;
   float sum[kParts][kPart / 2];
 #pragma unroll
   for (int32_t i = 0; i < kTokens / 2; ++i) sum[i / (kPart / 2)][i % (kPart / 2)] = 0.0F;
-  float total[kParts][Form::kGrouped ? kPart / 2 : 1];
-  if constexpr (Form::kGrouped) {
-#pragma unroll
-    for (int32_t i = 0; i < kTokens / 2; ++i) total[i / (kPart / 2)][i % (kPart / 2)] = 0.0F;
-  }
-  int32_t group = 1;
-  view.wait_turn(args);
   for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
     OperandA a;
     const uint64_t stage = view.descriptor(place);
     view.wait_full(place);
-    if constexpr (Form::kFp4) view.unpack(place, a);
+    view.unpack(place, a);
 #pragma unroll
     for (int32_t part = 0; part < kParts; ++part) {
       float partial[kPart / 2];
       view.template multiply<kPart>(stage, a, part * kPart, partial);
-      if (part == 0) view.pass_turn(chunk);
       wgmma_wait<0>();
       view.template promote<kPart>(place, part * kPart, partial, sum[part]);
     }
     view.release(place);
     place.template advance<Form>();
-    if constexpr (Form::kGrouped) {
-      if (chunk + 1 < args.chunks * group / args.groups) continue;
-      ++group;
-#pragma unroll
-      for (int32_t i = 0; i < kTokens / 2; ++i) {
-        total[i / (kPart / 2)][i % (kPart / 2)] += sum[i / (kPart / 2)][i % (kPart / 2)];
-        sum[i / (kPart / 2)][i % (kPart / 2)] = 0.0F;
-      }
-    }
   }
 #pragma unroll
   for (int32_t part = 0; part < kParts; ++part) {
-    if constexpr (Form::kGrouped) {
-      store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale,
-                                        total[part]);
-    } else {
-      store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale,
-                                        sum[part]);
-    }
-  }
-}
-
-// The loop of many tokens: halves of the tokens take turns on the tensor cores, and the next
-// chunk's weights are unpacked meanwhile, so that they always have work of this very warpgroup.
-template <class Form, int kTokens>
-__device__ __forceinline__ void consume_tile_ahead(const ProductArguments& args,
-                                                   const ConsumerView<Form>& view, RingPlace& place,
-                                                   const TokenBlock& block, int32_t strip_slot,
-                                                   float2 row_scale) {
-  constexpr int kPart = kTokens / 2;
-  float partial[2][kPart / 2];
-  float sum[2][kPart / 2];
-#pragma unroll
-  for (int32_t i = 0; i < kPart / 2; ++i) {
-    sum[0][i] = 0.0F;
-    sum[1][i] = 0.0F;
-  }
-  static_assert(!Form::kGrouped);
-  int32_t chunk = 0;
-  // The compiler only follows products in flight inside straight code, so an iteration takes two
-  // chunks and ends with none in flight.
-  OperandA a[2];
-  view.wait_turn(args);
-  view.wait_full(place);
-  if constexpr (Form::kFp4) view.unpack(place, a[0]);
-  while (chunk + 2 <= args.chunks) {
-    RingPlace next = place;
-    next.template advance<Form>();
-    const uint64_t stage = view.descriptor(place);
-    const uint64_t next_stage = view.descriptor(next);
-    view.template multiply<kPart>(stage, a[0], 0, partial[0]);
-    view.template multiply<kPart>(stage, a[0], kPart, partial[1]);
-    view.wait_full(next);
-    if constexpr (Form::kFp4) view.unpack(next, a[1]);
-    wgmma_wait<1>();
-    view.pass_turn(chunk);
-    view.template promote<kPart>(place, 0, partial[0], sum[0]);
-    view.template multiply<kPart>(next_stage, a[1], 0, partial[0]);
-    wgmma_wait<1>();
-    view.template promote<kPart>(place, kPart, partial[1], sum[1]);
-    view.release(place);
-    ++chunk;
-    view.template multiply<kPart>(next_stage, a[1], kPart, partial[1]);
-    place = next;
-    place.template advance<Form>();
-    if (chunk + 1 < args.chunks) {
-      view.wait_full(place);
-      if constexpr (Form::kFp4) view.unpack(place, a[0]);
-    }
-    wgmma_wait<1>();
-    view.template promote<kPart>(next, 0, partial[0], sum[0]);
-    wgmma_wait<0>();
-    view.template promote<kPart>(next, kPart, partial[1], sum[1]);
-    view.release(next);
-    ++chunk;
-  }
-  if (chunk < args.chunks) {
-    const uint64_t stage = view.descriptor(place);
-    view.template multiply<kPart>(stage, a[0], 0, partial[0]);
-    view.template multiply<kPart>(stage, a[0], kPart, partial[1]);
-    wgmma_wait<1>();
-    view.template promote<kPart>(place, 0, partial[0], sum[0]);
-    wgmma_wait<0>();
-    view.template promote<kPart>(place, kPart, partial[1], sum[1]);
-    view.release(place);
-    place.template advance<Form>();
-    ++chunk;
-  }
-#pragma unroll
-  for (int32_t part = 0; part < 2; ++part) {
     store_strip<Form::kResult, kPart>(args, block, strip_slot, part * kPart, row_scale, sum[part]);
   }
 }
@@ -528,12 +377,8 @@ __device__ __forceinline__ void produce(const ProductArguments& args, bool copie
     for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
       const uint32_t stage = ring + place.bytes;
       const uint32_t barrier = full + place.barrier;
-      if constexpr (Form::kFp4) {
-        // The ring is full for most of the time, and consumers want the issue slots.
-        barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
-      } else {
-        barrier_wait(empty + place.barrier, place.parity ^ 1);
-      }
+      // The ring is full for most of the time, and consumers want the issue slots.
+      barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
       if (copies_weights) {
         barrier_expect(barrier, copied);
         bulk_load(stage + codes_at, weights, copied, barrier);
@@ -557,11 +402,7 @@ __device__ __forceinline__ void consume_fitting(const ProductArguments& args,
                                                 const TokenBlock& block, int32_t strip_slot,
                                                 float2 row_scale) {
   if (sizeof...(kMore) == 0 || block.rows <= kTokens) {
-    if constexpr (Form::kAhead) {
-      consume_tile_ahead<Form, kTokens>(args, view, place, block, strip_slot, row_scale);
-    } else {
-      consume_tile<Form, kTokens>(args, view, place, block, strip_slot, row_scale);
-    }
+    consume_tile<Form, kTokens>(args, view, place, block, strip_slot, row_scale);
   } else if constexpr (sizeof...(kMore) > 0) {
     consume_fitting<Form, kMore...>(args, view, place, block, strip_slot, row_scale);
   }
@@ -601,15 +442,12 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
     __syncwarp();
   } else {
     registers_take<Form::kConsumerRegisters>();
-    const ConsumerView<Form> view{
-        ring,
-        shared_address(table),
-        shared_address(ring),
-        full,
-        empty,
-        static_cast<int32_t>(warp_uniform(warp / 4)),
-        Form::kLead > 0 && warp / 4 + 1 < Form::kStrips && args.chunks > Form::kStages ? Form::kLead
-                                                                                       : -1};
+    const ConsumerView<Form> view{ring,
+                                  shared_address(table),
+                                  shared_address(ring),
+                                  full,
+                                  empty,
+                                  static_cast<int32_t>(warp_uniform(warp / 4))};
     RingPlace place;
     for (int32_t round = 0;; ++round) {
       const TileShare share = share_at<Form>(round, tiles * blocks);
@@ -621,24 +459,11 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
       const TokenBlock block = block_at(args, share.item / tiles, Form::kTokens);
       const int32_t tile = share.item % tiles;
       const int32_t strip_slot = (tile * Form::kStrips + view.strip) * kStripSlots;
-      float2 row_scale = {1.0F, 1.0F};
-      if constexpr (Form::kFp4) {
-        const float* scales = args.row_scale + static_cast<int64_t>(block.expert) * args.slots +
-                              strip_slot + (warp % 4) * 16 + (lane >> 2);
-        row_scale = {__ldg(scales), __ldg(scales + 8)};
-      }
-      if constexpr (Form::kTokens == 80) {
-        consume_fitting<Form, 8, 16, 32, 64, 80>(args, view, place, block, strip_slot, row_scale);
-      } else if constexpr (Form::kTokens == 64) {
-        consume_fitting<Form, 8, 16, 32, 64>(args, view, place, block, strip_slot, row_scale);
-      } else if constexpr (Form::kTokens == 128) {
-        consume_fitting<Form, 32, 64, 96, 128>(args, view, place, block, strip_slot, row_scale);
-      } else if constexpr (Form::kTokens == 160) {
-        consume_fitting<Form, 32, 64, 96, 128, 160>(args, view, place, block, strip_slot,
-                                                    row_scale);
-      } else {
-        consume_fitting<Form, 64, 128, 192>(args, view, place, block, strip_slot, row_scale);
-      }
+      const float* scales = args.row_scale + static_cast<int64_t>(block.expert) * args.slots +
+                            strip_slot + (warp % 4) * 16 + (lane >> 2);
+      const float2 row_scale = {__ldg(scales), __ldg(scales + 8)};
+      static_assert(Form::kTokens == 80);
+      consume_fitting<Form, 8, 16, 32, 64, 80>(args, view, place, block, strip_slot, row_scale);
     }
   }
 }

@@ -47,7 +47,8 @@ struct ProductArguments {
 // blocks of at most `block_tokens` rows, a value that expert_block_tokens returned.
 void expert_product(Stream stream, ResultForm form, int32_t block_tokens,
                     const ProductArguments& args);
-// Rows of a block for so many choices of so many experts.
+// Rows of a block for so many choices of so many experts; the most where they are many.
+constexpr int32_t kManyRowsBlock = 256;
 int32_t expert_block_tokens(int64_t choices, int32_t experts);
 
 // fp8 weights of one matrix, args.rows rows in order; sets args.groups itself.

@@ -1,0 +1,333 @@
+// The routed experts' product at many rows: fp8 activations times fp4 weights, blocks of up to 256
+// rows of one expert.
+//
+// Floor: 2 rows N K over the tensor cores, 4,096 products a cycle and multiprocessor: 1,560 TFLOP/s
+// at the 1,450 MHz that power leaves them.
+//
+// Design. As grouped_product.cuh has it: weights are A of wgmma, unpacked in registers, 64 slots a
+// warpgroup; tokens are B. Unpacking a chunk costs the same for any number of tokens, so a block
+// has as many as registers hold: 128 f32 sums of 256 tokens, 16 of A, and two products of a quarter
+// of the tokens, 32 each, which take turns: one is multiplied while the other is promoted. Parts
+// are multiplied one after another, but K has the order of every other form, and so have the bits.
+// The plan makes an expert's blocks alike (rows_of_block), and ten sizes of a block are compiled.
+// Sums leave through shared memory, as bf16, 32 tokens at a time: rows are written in whole
+// sectors, and SwiGLU is a loop. From registers it was 2,200 instructions of straight code a block,
+// and with the half sectors that it wrote 15 % of the time.
+//
+// On one H200, 98,304 rows, TFLOP/s; before (blocks of 160 tokens, in the same run); gate and up |
+// down:
+//
+//   384 experts, 256 rows each            836   914  |  762   890
+//   384 experts, drawn uniformly          806   793  |  748   781
+//   384 experts, skewed as 1 / rank       785   784  |  697   728
+//   52 experts, even                      886   887  |  808   865
+//   52 experts, skewed                    907   918  |  817   882
+//   7 experts, even                       929   959  |  837   938
+//
+// What limits it (ncu, 256 tokens, gate and up): a chunk takes 1,650 to 1,800 cycles, its products
+// 1,024. A warp has 330 instructions, few of which wait for products (190 cycles); the others wait
+// for their turn at shared memory, where a read takes up to 75 cycles: 1,220 cycles of it are asked
+// for, 512 by operand B and as many by the tokens' scales, since lanes that read the same word are
+// not fewer bytes. Wrong results show what each part costs: without unpacking 936 TFLOP/s instead
+// of 782, without scales 1,004, without stores 923, without all three 1,322. Of 384 experts with
+// about 256 rows each, half have two blocks of 136: fewer tokens share an unpacking, and two parts
+// leave less to do while one is multiplied.
+//
+// Tried:
+// - scales packed as bf16 pairs by a warp of its own: half of their reads, but two more ALU
+//   operations for two tokens: 3 to 8 % slower.
+// - products strictly in turns between the warpgroups, by barriers, so that one unpacks while the
+//   other one multiplies: 0 to 4 % slower.
+// - the next chunk's weights unpacked while the last parts are multiplied (192 and 224 tokens): 5
+// to
+//   10 % slower than 256 tokens without it at 52 experts; its codes read behind the last products'
+//   start: 3 to 8 % slower. All of a part's scales asked for before its products: 240 registers,
+//   5 % slower.
+// - addresses left to the compiler: it computes them again in each chunk, 250 cycles.
+//
+// The next step is rows as A and weights as B (dense_tiles.cuh), where a thread needs two scales,
+// not 64: weights would be unpacked into shared memory, once for 256 slots.
+#pragma once
+
+#include <cuda_bf16.h>
+
+#include <cstdint>
+
+#include "kernels/cuda/grouped_product.cuh"
+#include "kernels/cuda/sm90_memory.cuh"
+
+namespace galley::kernels::cuda {
+
+template <ResultForm kResultIn>
+struct ManyRowsForm {
+  static_assert(kResultIn != ResultForm::kF32);
+  static constexpr bool kFp4 = true;
+  static constexpr int kStrips = 2;
+  static constexpr int kTokens = kManyRowsBlock;
+  static constexpr ResultForm kResult = kResultIn;
+  static constexpr int kThreads = kStrips * 128 + 128;  // the last warpgroup copies
+  static constexpr int kConsumerRegisters = 232;
+  static constexpr int kProducerRegisters = 40;
+  static constexpr int kStripBytes = kFp4Codes + kFp4Shifts;
+  static constexpr int kCodesAt = kTokens * kChunk;
+  static constexpr int kScalesAt = kCodesAt + kStrips * kStripBytes;
+  static constexpr int kStageBytes = (kScalesAt + kTokens * 4 + 1023) / 1024 * 1024;
+  // Results on their way out, a warpgroup: rows of 128 bytes.
+  static constexpr int kStoreTokens = 32;
+  static constexpr int kStoreBytes = kStoreTokens * 128;
+  static constexpr int kRoom = 227 * 1024 - 2048 - kStrips * kStoreBytes;
+  static constexpr int kStages = kRoom / kStageBytes;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kStrips * kStoreBytes + 2048;
+  static_assert(kStages >= 4);
+};
+
+// A value that the compiler keeps in a register: it would rather compute addresses again in every
+// chunk, each from the thread's number and a special register of 30 cycles.
+__device__ __forceinline__ uint32_t kept(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// Addresses in shared memory; of a thread's things, those in stage 0.
+template <class Form>
+struct ManyRowsView {
+  uint32_t ring;  // warp-uniform, as are the barriers
+  uint32_t full;
+  uint32_t empty;
+  uint32_t table;
+  uint32_t codes;
+  uint32_t shifts;
+  uint32_t scales;  // of the thread's two tokens in every 8
+  uint32_t store;   // room of this warpgroup
+  int32_t strip;    // of this warpgroup
+  bool leads;       // its warp
+
+  __device__ __forceinline__ StoredCodes wait_codes(const RingPlace& place) const {
+    barrier_wait(full + place.barrier, place.parity);
+    const uint32_t shift = load_shared_word(shifts + place.bytes);  // its tables come first
+    return {load_shared_16(codes + place.bytes), load_shared_16(codes + place.bytes + 2048), shift};
+  }
+  __device__ __forceinline__ void release(const RingPlace& place) const {
+    __syncwarp();
+    if (leads) barrier_arrive(empty + place.barrier);
+  }
+  // Tokens first.. of the stage.
+  template <int kPart>
+  __device__ __forceinline__ void multiply(uint64_t stage, const OperandA& a, int32_t first,
+                                           float (&partial)[kPart / 2]) const {
+    wgmma_fence();
+#pragma unroll
+    for (int32_t j = 0; j < 4; ++j) {
+      Wgmma<kPart, true>::run(partial, a[j], advance_descriptor(stage, first * kChunk + 32 * j),
+                              j > 0);
+    }
+    wgmma_commit();
+  }
+};
+
+// Writes tokens first + kFrom.. of the tile, kStoreTokens at a time: a warpgroup's pairs of bf16
+// (two outputs, or gate and up, which round there anyway) change hands in shared memory.
+template <class Form, int kPart, int kFrom = 0>
+__device__ __forceinline__ void store_part(const ProductArguments& args,
+                                           const ManyRowsView<Form>& view, const TokenBlock& block,
+                                           int32_t strip_slot, int32_t first, float2 row_scale,
+                                           float (&sum)[kPart / 2]) {
+  constexpr int32_t kLeft = kPart - kFrom;
+  constexpr int32_t kCount = kLeft < Form::kStoreTokens ? kLeft : Form::kStoreTokens;
+  const int32_t thread = threadIdx.x & 127;
+  const int32_t t = thread & 3;
+  const int32_t pair = (thread >> 5) * 8 + ((thread & 31) >> 2);
+  // Eights of pairs are exchanged by the token, so that no bank is hit twice.
+  const uint32_t mine = view.store + 2 * t * 128 + (pair ^ (t * 8)) * 4;
+  named_sync(1 + view.strip, 128);  // what was here is read
+#pragma unroll
+  for (int32_t j = 0; j < kCount / 8; ++j) {
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      const float* from = sum + kFrom / 2 + 4 * j + i;
+      const __nv_bfloat162 values =
+          __floats2bfloat162_rn(from[0] * row_scale.x, from[2] * row_scale.y);
+      store_shared(mine + (8 * j + i) * 128, *reinterpret_cast<const uint32_t*>(&values));
+    }
+  }
+  named_sync(1 + view.strip, 128);
+  constexpr bool kSwiGlu = Form::kResult == ResultForm::kSwiGlu;
+  const int32_t piece = thread & 7;  // 16 bytes of a token's 128
+  const int64_t row = block.row + first + kFrom;
+  const int32_t rows = min(block.rows - first - kFrom, kCount);
+  const int32_t output = kSwiGlu ? strip_slot / 2 + piece * 4 : strip_slot + piece * 8;
+  auto* y = static_cast<__nv_bfloat16*>(args.y) + row * args.y_stride + output;
+#pragma unroll 1
+  for (int32_t token = thread >> 3; token < rows && output < args.outputs; token += 16) {
+    const uint4 raw =
+        load_shared_16(view.store + token * 128 + ((piece * 16) ^ ((token >> 1 & 3) * 32)));
+    auto* to = y + token * args.y_stride;
+    if constexpr (kSwiGlu) {
+      const float weight = args.row_weight == nullptr ? 1.0F : __ldg(args.row_weight + row + token);
+      const auto channel = [&](uint32_t gate_up) {
+        return swiglu_of(__uint_as_float(gate_up << 16), __uint_as_float(gate_up & 0xffff0000U),
+                         args.limit, weight);
+      };
+      const __nv_bfloat162 low = __floats2bfloat162_rn(channel(raw.x), channel(raw.y));
+      const __nv_bfloat162 high = __floats2bfloat162_rn(channel(raw.z), channel(raw.w));
+      *reinterpret_cast<uint2*>(to) = {*reinterpret_cast<const uint32_t*>(&low),
+                                       *reinterpret_cast<const uint32_t*>(&high)};
+    } else {
+      *reinterpret_cast<uint4*>(to) = raw;
+    }
+  }
+  if constexpr (kCount < kLeft) {
+    store_part<Form, kPart, kFrom + kCount>(args, view, block, strip_slot, first, row_scale, sum);
+  }
+}
+
+// A tile of kParts x kPart tokens. Its parts take turns on the tensor cores, two at a time: the
+// compiler only follows products in flight inside straight code, so a chunk ends with none.
+template <class Form, int kPart, int kParts>
+__device__ __forceinline__ void consume_parts(const ProductArguments& args,
+                                              const ManyRowsView<Form>& view, RingPlace& place,
+                                              const TokenBlock& block, int32_t strip_slot) {
+  float sum[kParts][kPart / 2];
+#pragma unroll
+  for (int32_t part = 0; part < kParts; ++part) {
+#pragma unroll
+    for (int32_t i = 0; i < kPart / 2; ++i) sum[part][i] = 0.0F;
+  }
+  constexpr int32_t kPairs = kPart / 8;  // of scales
+  for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+    OperandA a;
+    unpack_fp4(view.wait_codes(place), view.table, a);
+    const uint64_t stage = swizzled_descriptor(view.ring + place.bytes);
+    const uint32_t scales = view.scales + place.bytes;
+    float partial[2][kPart / 2];
+    view.template multiply<kPart>(stage, a, 0, partial[0]);
+    if constexpr (kParts > 1) view.template multiply<kPart>(stage, a, kPart, partial[1]);
+#pragma unroll
+    for (int32_t part = 0; part < kParts; ++part) {
+      const auto load_scales = [&](int32_t begin, int32_t end, float2(&scale)[kPairs]) {
+#pragma unroll
+        for (int32_t j = begin; j < end; ++j) {
+          scale[j] = load_shared_pair(scales + part * kPart * 4 + j * 32);
+        }
+      };
+      // Half of them before the products are there; all would cost registers.
+      float2 scale[kPairs];
+      load_scales(0, kPairs / 2, scale);
+      if (part + 1 == kParts) {
+        wgmma_wait<0>();
+      } else {
+        wgmma_wait<1>();
+      }
+      load_scales(kPairs / 2, kPairs, scale);
+      if (part + 1 == kParts) view.release(place);
+#pragma unroll
+      for (int32_t j = 0; j < kPairs; ++j) {
+        const float* from = partial[part & 1] + 4 * j;
+        float* to = sum[part] + 4 * j;
+        to[0] = fmaf(from[0], scale[j].x, to[0]);
+        to[1] = fmaf(from[1], scale[j].y, to[1]);
+        to[2] = fmaf(from[2], scale[j].x, to[2]);
+        to[3] = fmaf(from[3], scale[j].y, to[3]);
+      }
+      if (part + 2 < kParts) {
+        view.template multiply<kPart>(stage, a, (part + 2) * kPart, partial[part & 1]);
+      }
+    }
+    place.template advance<Form>();
+  }
+  const float* scales = args.row_scale + static_cast<int64_t>(block.expert) * args.slots +
+                        strip_slot + ((threadIdx.x & 127) >> 5) * 16 + ((threadIdx.x & 31) >> 2);
+  const float2 row_scale = {__ldg(scales), __ldg(scales + 8)};
+#pragma unroll
+  for (int32_t part = 0; part < kParts; ++part) {
+    store_part<Form, kPart>(args, view, block, strip_slot, part * kPart, row_scale, sum[part]);
+  }
+}
+
+template <class Form>
+__global__ void __launch_bounds__(Form::kThreads, 1)
+    expert_many_rows_kernel(const __grid_constant__ ProductArguments args) {
+  extern __shared__ uint8_t shared_memory[];
+  // Stages, results, then the table of shifts and the barriers.
+  constexpr uint32_t kStoreAt = Form::kStages * Form::kStageBytes;
+  constexpr uint32_t kTableAt = kStoreAt + Form::kStrips * Form::kStoreBytes;
+  constexpr uint32_t kFullAt = kTableAt + 128;
+  constexpr uint32_t kEmptyAt = kFullAt + Form::kStages * 8;
+  const uint32_t begin = shared_address(shared_memory);
+  const uint32_t ring = (begin + 1023) & ~1023U;
+  const int32_t warp = threadIdx.x >> 5;
+  const int32_t lane = threadIdx.x & 31;
+
+  fill_shift_table(shared_memory + (ring - begin) + kTableAt);
+  if (threadIdx.x == 0) {
+    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
+      barrier_init(ring + kFullAt + stage * 8, 2);  // weights and activations
+      barrier_init(ring + kEmptyAt + stage * 8, Form::kStrips * 4);
+    }
+    barrier_init_fence();
+  }
+  __syncthreads();
+  await_earlier();
+
+  const int32_t tiles = args.slots / (kStripSlots * Form::kStrips);
+  const int32_t blocks = block_total(args, Form::kTokens);
+  if (warp >= Form::kStrips * 4) {
+    registers_give<Form::kProducerRegisters>();
+    if (warp < Form::kStrips * 4 + 2 && lane == 0) {
+      produce<Form>(args, warp == Form::kStrips * 4, ring, ring + kFullAt, ring + kEmptyAt, tiles,
+                    blocks);
+    }
+    __syncwarp();
+    return;
+  }
+  registers_take<Form::kConsumerRegisters>();
+  const int32_t thread = threadIdx.x & 127;
+  const uint32_t base = warp_uniform(kept(ring));
+  const uint32_t strip = warp_uniform(warp / 4);
+  const uint32_t codes = base + Form::kCodesAt + strip * Form::kStripBytes;
+  const ManyRowsView<Form> view{
+      .ring = base,
+      .full = base + kFullAt,
+      .empty = base + kEmptyAt,
+      .table = base + kTableAt,
+      .codes = kept(codes + thread * 16),
+      .shifts = kept(codes + kFp4Codes + (thread >> 2) * 4),
+      .scales = kept(base + Form::kScalesAt + (thread & 3) * 8),
+      .store = base + kStoreAt + strip * Form::kStoreBytes,
+      .strip = static_cast<int32_t>(strip),
+      .leads = kept(lane) == 0,
+  };
+  RingPlace place;
+  for (int32_t round = 0;; ++round) {
+    const TileShare share = share_at<Form>(round, tiles * blocks);
+    if (share.count == 0) break;
+    const TokenBlock block = block_at(args, share.item / tiles, Form::kTokens);
+    const int32_t strip_slot = (share.item % tiles * Form::kStrips + view.strip) * kStripSlots;
+    const auto consume = [&]<int kPart, int kParts>() {
+      consume_parts<Form, kPart, kParts>(args, view, place, block, strip_slot);
+    };
+    if (block.rows <= 32) {
+      consume.template operator()<32, 1>();
+    } else if (block.rows <= 64) {
+      consume.template operator()<32, 2>();
+    } else if (block.rows <= 96) {
+      consume.template operator()<48, 2>();
+    } else if (block.rows <= 112) {
+      consume.template operator()<56, 2>();
+    } else if (block.rows <= 128) {
+      consume.template operator()<64, 2>();
+    } else if (block.rows <= 144) {
+      consume.template operator()<72, 2>();
+    } else if (block.rows <= 160) {
+      consume.template operator()<80, 2>();
+    } else if (block.rows <= 192) {
+      consume.template operator()<64, 3>();
+    } else if (block.rows <= 224) {
+      consume.template operator()<56, 4>();
+    } else {
+      consume.template operator()<64, 4>();
+    }
+  }
+}
+
+}  // namespace galley::kernels::cuda
