@@ -343,7 +343,7 @@ class CudaOps final : public Ops {
           std::max(index_scratch_bytes(1, entries, builds_pool),
                    std::min(index_scratch_bytes(queries.rows, entries, builds_pool),
                             static_cast<size_t>(kScoreBytesMax)));
-      call.scratch = zeroed(Scratch::kIndex, static_cast<int64_t>(call.scratch_bytes));
+      call.scratch = bytes(Scratch::kIndex, static_cast<int64_t>(call.scratch_bytes));
       enqueue(index_select_sm90, call, device_.multiprocessors);
       return;
     }
@@ -568,7 +568,6 @@ class CudaOps final : public Ops {
   }
 
   void* bytes(Scratch which, int64_t count) { return scratch_.bytes(which, count); }
-  void* zeroed(Scratch which, int64_t count) { return scratch_.zeroed(which, count); }
   Rows<Bf16> bf16(Scratch which, int64_t rows, int64_t cols) {
     return Rows<Bf16>(static_cast<Bf16*>(bytes(which, rows * cols * int64_t{sizeof(Bf16)})), rows,
                       cols);

@@ -3,75 +3,74 @@
 //
 // Floor: 68 bytes a key; 64k keys 3.3 us, 1M keys 18 us, or 8.6 GFLOP a row and million keys.
 //
-// Design: keys are the long side of the product (64 keys a wgmma), heads the short one. Records
-// come to shared memory as they lie, by bulk copies of whole tiles (blocks of 8 for a pool). Both
-// operands are fp4 times a power of two for each 32 channels. An fp4 code with its bits in E4M3's
-// place is the value times 2^-6, subnormals included: three or four instructions unpack four keys'
-// values, straight into the registers that wgmma reads. The query's powers of two are folded into
-// its E4M3 codes (a group more than 2^14 below its head keeps a factor). The keys' are not: each
-// group of 32 has its own accumulator, whose sum has at most 13 bits and so is exact in spite of
-// the tensor cores' 14, and is scaled in f32. A row's scores do not depend on where spans and
-// tiles begin, or on the rows beside it. Rows that share their keys share the unpacking.
+// Design: both operands are fp4 times a power of two for each 32 channels: small integers, as long
+// as the scales of a key (or of a head's query) lie within 2^3 of its largest. They are multiplied
+// as bytes, exactly, over all 128 channels at once (index_keys.cuh), by mma.sync: a warp takes 32
+// keys, a thread has 8 heads of each of its keys and adds them by itself. The order of channels
+// along the sum is free, so a thread holds one group of a key and needs one scale. A sum begins at
+// the bits of 1.5; its own bits then are a float, and one saturating addition takes the 1.5 off
+// and cuts at zero. Groups that lie lower keep a factor of their own: four products instead of
+// one. A row's scores depend neither on where its keys are divided nor on the rows and keys
+// beside it.
 //
-// Each CTA counts its scores by their first 11 bits, for the selection.
+// Each warp brings its own tiles through a ring by bulk copies, and reads the next one's place in
+// the page table 32 tiles ahead. Blocks find their share on the device (index_share.cuh): a launch
+// knows only how long a sequence may get. Rows that share their keys share the unpacking.
 //
-// Measured on one H200: 7 us of scores for one row at 64k keys, 42 at 1M; 155 for 64 sequences of
-// 64k keys, where the bytes take 67. What limits it: scaling and adding the products, 195
-// instructions a warp for 16 keys and 32 heads (docs/benchmarks.md).
+// Measured on one H200: MEASURED
+//
+// Tried: the same by wgmma in E4M3, each group in an accumulator of its own, scaled in f32 (152
+// us for 64 sequences of 64k keys: 96 instructions a thread for scaling and adding); queries held
+// in shared memory and 20 or 24 warps a multiprocessor instead of 16; unpacking the next keys
+// between the products of these (114 us instead of 119); counts by the scores' first 11 bits kept
+// for the selection (their flush took 4 us of 64 short rows). None of it moves the limit: issue
+// slots are half empty, a product takes about 14 cycles of a quarter where 7 are measured alone.
 #include <cuda_runtime.h>
 
 #include <algorithm>
 
+#include "kernels/cuda/index_keys.cuh"
+#include "kernels/cuda/index_share.cuh"
 #include "kernels/cuda/index_sm90.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
-#include "kernels/cuda/wgmma_keys.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
 
-constexpr int32_t kTileKeys = 64;
-constexpr uint32_t kRecordBytes = index_record_bytes(kIndexWidth);
-constexpr uint32_t kTileBytes = kTileKeys * kRecordBytes;
-constexpr uint32_t kGranuleBytes = kIndexPoolBlock * kRecordBytes;
-constexpr int32_t kStages = 6;  // of each warpgroup
+constexpr uint32_t kTileBytes = kTileKeys * kIndexRecordBytes;
+constexpr uint32_t kGranuleBytes = kIndexPoolBlock * kIndexRecordBytes;
+constexpr int32_t kTileGranules = kTileKeys / kIndexPoolBlock;
+constexpr int32_t kStages = 3;  // of each warp
 constexpr int32_t kHeadTile = 32;
 constexpr uint32_t kQueryTileBytes = kHeadTile * kIndexWidth;
-constexpr int32_t kWarpgroups = 2;
-constexpr int32_t kScoreThreads = kWarpgroups * 128;
 
-__device__ __forceinline__ uint32_t e4m3_pair(float low, float high) {
-  uint16_t packed;
-  asm("cvt.rn.satfinite.e4m3x2.f32 %0, %1, %2;" : "=h"(packed) : "f"(high), "f"(low));
-  return packed;
-}
 __device__ __forceinline__ float low_bf16(uint32_t pair) { return __uint_as_float(pair << 16); }
 __device__ __forceinline__ float high_bf16(uint32_t pair) {
   return __uint_as_float(pair & 0xFFFF0000U);
 }
 
-// Shared memory of the scores: bytes from a base that is a multiple of 1,024.
-template <int kHeads, int kRows, bool kPool>
+// Shared memory of the scores: bytes from a base that is a multiple of 128.
+template <int kHeads, int kRows>
 struct Layout {
   static constexpr int32_t kHeadTiles = kHeads / kHeadTile;
-  static constexpr uint32_t kQueryAt = 0;
+  static constexpr uint32_t kQueryAt = 0;  // [row][head / 8][half][lane] 16 bytes
   static constexpr uint32_t kKeysAt = kRows * kHeadTiles * kQueryTileBytes;
-  static constexpr uint32_t kWeightAt = kKeysAt + kWarpgroups * kStages * kTileBytes;
-  static constexpr uint32_t kResidualAt = kWeightAt + kRows * kHeads * 4;  // [row][group][head]
-  static constexpr uint32_t kHistogramAt = kResidualAt + kRows * kHeads * 16;
-  static constexpr uint32_t kBlockHistogramAt = kHistogramAt + kRows * kIndexBins * 4;
-  static constexpr uint32_t kBarriersAt = kBlockHistogramAt + (kPool ? kRows * kIndexBins * 4 : 0);
-  static constexpr uint32_t kBytes = kBarriersAt + kWarpgroups * kStages * 16 + 1024;
+  static constexpr uint32_t kTermsAt = kKeysAt + kWarps * kStages * kTileBytes;
+  static constexpr uint32_t kResidualAt = kTermsAt + kRows * kHeads * 8;  // [row][group][head]
+  static constexpr uint32_t kBarriersAt = kResidualAt + kRows * kHeads * 16;
+  static constexpr uint32_t kCountsAt = kBarriersAt + kWarps * kStages * 8;  // [2][rows]
+  static constexpr uint32_t kBytes = kCountsAt + kIndexRowsMax * 8 + 128;
 };
 
-// One group of 32 channels of one head's query to E4M3, scaled to the largest exponent of the
-// head; channels even ones first, as keys are unpacked. A group too far below keeps a factor of
-// its own, so that nothing is rounded.
+// One group of 32 channels of one head's query to integers of 8 bits, 2^3 times its fp4 codes' at
+// the largest exponent of the head. A group more than 2^3 below keeps a factor of its own, so that
+// nothing is rounded; 8 heads that have such a group are marked in `uneven`.
 template <class L, int kHeads>
 __device__ __forceinline__ void prepare_query(const IndexParameters& p, uint32_t shared,
                                               int32_t row, int32_t slot, int32_t head,
-                                              int32_t group, bool* uneven) {
+                                              int32_t group, int32_t* uneven) {
   const Bf16* from = p.call.queries + row * p.call.query_stride + head * kIndexWidth + group * 32;
   uint4 raw[4];
   uint32_t largest = 0;
@@ -85,127 +84,87 @@ __device__ __forceinline__ void prepare_query(const IndexParameters& p, uint32_t
   const int32_t exponent = static_cast<int32_t>(largest >> 7);
   int32_t base = max(exponent, __shfl_xor_sync(0xFFFFFFFFU, exponent, 1));
   base = max(base, __shfl_xor_sync(0xFFFFFFFFU, base, 2));
-  const int32_t lift = largest == 0 ? 0 : max(0, base - 14 - exponent);
-  const int32_t shift = 8 - (base - 127) + lift;
-  uint32_t even[4];
-  uint32_t odd[4];
+  base = max(base, 8);  // what lies below 2^-120 is rounded
+  const int32_t lift = largest == 0 ? 0 : max(0, base - 3 - exponent);
+  // 2^(133 - base + lift), in two factors: the lift alone may have 2^240.
+  const float scale = __uint_as_float(static_cast<uint32_t>(min(254, 260 - base + lift)) << 23);
+  const float rest =
+      __uint_as_float(static_cast<uint32_t>(max(127, 127 + (260 - base + lift) - 254)) << 23);
+  uint32_t codes[8];
+  int32_t sum = 0;
 #pragma unroll
   for (int32_t t = 0; t < 4; ++t) {
     const uint32_t pairs[4] = {raw[t].x, raw[t].y, raw[t].z, raw[t].w};
-    float e[4], o[4];
+    uint32_t integer[8];
 #pragma unroll
-    for (int32_t i = 0; i < 4; ++i) {
-      e[i] = ldexpf(low_bf16(pairs[i]), shift);
-      o[i] = ldexpf(high_bf16(pairs[i]), shift);
+    for (int32_t i = 0; i < 4; ++i) {  // 2^23 x 1.5 leaves the integer in the last bits
+      integer[2 * i] = __float_as_uint(fmaf(low_bf16(pairs[i]) * rest, scale, 12582912.0F));
+      integer[2 * i + 1] = __float_as_uint(fmaf(high_bf16(pairs[i]) * rest, scale, 12582912.0F));
     }
-    even[t] = e4m3_pair(e[0], e[1]) | (e4m3_pair(e[2], e[3]) << 16);
-    odd[t] = e4m3_pair(o[0], o[1]) | (e4m3_pair(o[2], o[3]) << 16);
+#pragma unroll
+    for (int32_t i = 0; i < 2; ++i) {
+      codes[2 * t + i] =
+          __byte_perm(__byte_perm(integer[4 * i], integer[4 * i + 1], 0x0040),
+                      __byte_perm(integer[4 * i + 2], integer[4 * i + 3], 0x0040), 0x5410);
+      sum = __dp4a(static_cast<int32_t>(codes[2 * t + i]), 0x01010101, sum);
+    }
   }
-  const uint32_t to = shared + L::kQueryAt +
-                      (slot * L::kHeadTiles + head / kHeadTile) * kQueryTileBytes +
-                      (head % kHeadTile) * 128;
-  store_shared(to + ((2 * group) ^ (head & 7)) * 16,
-               make_uint4(even[0], even[1], even[2], even[3]));
-  store_shared(to + ((2 * group + 1) ^ (head & 7)) * 16,
-               make_uint4(odd[0], odd[1], odd[2], odd[3]));
+  sum += __shfl_xor_sync(0xFFFFFFFFU, sum, 1);
+  sum += __shfl_xor_sync(0xFFFFFFFFU, sum, 2);
+  const int32_t tile = head / 8;
+  const uint32_t to = shared + L::kQueryAt + slot * L::kHeadTiles * kQueryTileBytes + tile * 1024 +
+                      ((head & 7) * 4 + group) * 16;
+  store_shared(to, make_uint4(codes[0], codes[1], codes[2], codes[3]));
+  store_shared(to + 512, make_uint4(codes[4], codes[5], codes[6], codes[7]));
   store_shared(shared + L::kResidualAt + ((slot * 4 + group) * kHeads + head) * 4,
-               ldexpf(1.0F, -lift));
-  if (lift != 0) *uneven = true;
+               lift > 126 ? 0.0F : __uint_as_float(static_cast<uint32_t>(127 - lift) << 23));
+  if (lift != 0) atomicOr(uneven, 1 << tile);
   if (group == 0) {
     const float weight =
         low_bf16(p.call.head_weights[row * p.call.weight_stride + head].bits) * p.factor;
     const uint32_t bits = __float_as_uint(weight);
-    const float rounded = __uint_as_float((bits + 0x7FFFU + ((bits >> 16) & 1U)) & 0xFFFF0000U);
-    // Keys are E2M1 x 2^-6, queries x 2^(8 - base).
-    store_shared(shared + L::kWeightAt + (slot * kHeads + head) * 4, ldexpf(rounded, base - 129));
+    float rounded = __uint_as_float((bits + 0x7FFFU + ((bits >> 16) & 1U)) & 0xFFFF0000U);
+    if (base == 255) rounded = __uint_as_float(0x7FFFFFFFU);  // a query that is no number
+    // Sums are integers x 2^-23; keys' are x 2^-4 and their scale, queries' x 2^(base - 133).
+    const uint32_t terms =
+        shared + L::kTermsAt + slot * kHeads * 8 + (head / 2) * 16 + (head & 1) * 4;
+    store_shared(terms, ldexpf(rounded, base - 114));
+    store_shared(terms + 8, -1.5F - static_cast<float>(128 * sum) * 0x1p-23F);
   }
 }
 
-// Neighbouring rows that score the same keys are a run: its keys are unpacked once.
-template <int kRows>
-struct Runs {
-  int32_t row_count[kRows];  // entries that a row scores
-  int32_t uneven[kRows];     // some group of the row's query keeps a factor
-  int32_t first[kRows + 1];  // rows of run i: first[i] <= row < first[i + 1]
-  int32_t end[kRows];        // entries of run i that this CTA scores end here
-  int32_t runs;              // those with any
-};
-
-template <int kRows>
-__device__ __forceinline__ void find_runs(const IndexParameters& p, int32_t first_row,
-                                          int32_t span_begin, Runs<kRows>& runs) {
-  int32_t count = 0;
-  int32_t row = 0;
-  const int32_t rows = min(kRows, p.call.row_count - first_row);
-  while (row < rows) {
-    int32_t longest = runs.row_count[row];
-    int32_t end = row + 1;
-    const IndexRow& first = p.call.rows[first_row + row];
-    for (; end < rows && first.pool == nullptr; ++end) {
-      const IndexRow& next = p.call.rows[first_row + end];
-      if (next.pool != nullptr || next.keys.pool != first.keys.pool ||
-          next.keys.page_table != first.keys.page_table) {
-        break;
-      }
-      longest = max(longest, runs.row_count[end]);
-    }
-    if (longest > span_begin) {
-      runs.first[count] = row | end << 16;
-      runs.end[count] = min(longest, span_begin + p.span);
-      ++count;
-    }
-    row = end;
-  }
-  runs.runs = count;
-}
-
-// Brings a warpgroup's tiles, every kWarpgroups-th of each run, into its ring; one warp's work.
+// Brings a warp's tiles of a group's keys, every kWarps-th one, into its ring.
 struct Feeder {
   uint32_t ring;
-  uint32_t barriers;  // kStages that tell of full stages, then kStages of empty ones
-  int32_t own_begin;
-  int32_t run = -1;
-  int32_t begin = 0;
-  int32_t end = 0;   // of the run
-  int32_t hold = 1;  // 32 whole tiles or 4 of pool blocks: sources that the lanes hold
+  uint32_t barriers;
+  const IndexRow* row;  // one of the group's
+  int32_t begin;
+  int32_t end;
+  int32_t hold;      // 32 whole tiles or 8 of pool blocks: sources that the lanes hold
   int32_t held = 0;  // of these not yet used
   const uint8_t* source = nullptr;
-  const IndexRow* row = nullptr;
-  uint32_t stage = 0;
-  uint32_t parity = 1;  // the first round finds the stages empty
 
-  template <int kRows>
-  __device__ __forceinline__ void next(const IndexParameters& p, const Runs<kRows>& runs,
-                                       int32_t first_row) {
-    constexpr int32_t kStep = kWarpgroups * kTileKeys;
-    while (begin >= end) {
-      if (run + 1 >= runs.runs) return;
-      ++run;
-      begin = own_begin;
-      end = runs.end[run];
-      held = 0;
-      row = p.call.rows + first_row + (runs.first[run] & 0xFFFF);
-      const bool whole = row->pool == nullptr && row->keys.records_per_page % kTileKeys == 0;
-      hold = whole ? 32 : 4;
-    }
+  // The next tile, if there is one, into `stage`, whose reader is done with it.
+  __device__ __forceinline__ void next(uint32_t stage) {
+    if (begin >= end) return;
     const int32_t lane = threadIdx.x & 31;
     if (held == 0) {
       held = hold;
-      const int32_t mine =
-          hold == 32 ? begin + lane * kStep : begin + lane / 8 * kStep + lane % 8 * kIndexPoolBlock;
+      const int32_t mine = hold == 32 ? begin + lane * kChunkKeys
+                                      : begin + lane / kTileGranules * kChunkKeys +
+                                            lane % kTileGranules * kIndexPoolBlock;
       if (mine < end) {
         const auto per_page = static_cast<uint32_t>(row->keys.records_per_page);
         uint32_t entry = mine;
         if (row->pool != nullptr) entry = row->pool[mine / kIndexPoolBlock] * kIndexPoolBlock;
         source = row->keys.pool + row->keys.page_table[entry / per_page] * row->keys.page_stride +
-                 entry % per_page * kRecordBytes;
+                 entry % per_page * kIndexRecordBytes;
       }
     }
     const int32_t from = hold - held;
     --held;
     const uint32_t to = ring + stage * kTileBytes;
     const uint32_t full = barriers + stage * 8;
-    barrier_wait(full + kStages * 8, parity);
     if (hold == 32) {
       if (lane == from) {
         barrier_expect(full, kTileBytes);
@@ -215,229 +174,199 @@ struct Feeder {
       const int32_t granules = blocks_of(min(kTileKeys, end - begin));
       if (lane == 0) barrier_expect(full, granules * kGranuleBytes);
       __syncwarp();
-      if (lane / 8 == from && lane % 8 < granules) {
-        bulk_load(to + (lane % 8) * kGranuleBytes, source, kGranuleBytes, full);
+      if (lane / kTileGranules == from && lane % kTileGranules < granules) {
+        bulk_load(to + (lane % kTileGranules) * kGranuleBytes, source, kGranuleBytes, full);
       }
     }
     __syncwarp();
-    begin += kStep;
-    parity ^= stage + 1 == kStages ? 1 : 0;
-    stage = stage + 1 == kStages ? 0 : stage + 1;
+    begin += kChunkKeys;
   }
 };
 
 __device__ __forceinline__ int32_t uniform(int32_t x) { return __shfl_sync(0xFFFFFFFFU, x, 0); }
 
 template <int kHeads, int kRows, bool kPool>
-__global__ void __launch_bounds__(kScoreThreads, 2) score_kernel(const IndexParameters p) {
+__global__ void __launch_bounds__(kScoreThreads, 2)
+    score_kernel(const IndexParameters p, uint32_t two) {
   await_earlier();
-  using L = Layout<kHeads, kRows, kPool>;
+  using L = Layout<kHeads, kRows>;
   extern __shared__ uint8_t shared_bytes[];
-  __shared__ Runs<kRows> runs;
-  const uint32_t shared = (shared_address(shared_bytes) + 1023U) & ~1023U;
-  uint8_t* const base = shared_bytes + (shared - shared_address(shared_bytes));
-  auto* const histogram = reinterpret_cast<uint32_t*>(base + L::kHistogramAt);
+  __shared__ Share share;
+  __shared__ int32_t warp_totals[kWarps];
+  __shared__ int32_t scored[kRows + 1];  // entries of a row x 2^8 + its eights of uneven heads
+  const uint32_t shared = (shared_address(shared_bytes) + 127U) & ~127U;
+  auto* const counts = reinterpret_cast<uint32_t*>(
+      shared_bytes + (shared - shared_address(shared_bytes)) + L::kCountsAt);
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  const int32_t first_row = blockIdx.y * kRows;
-  const int32_t span_begin = blockIdx.x * p.span;
-  if (thread < kRows) {
-    const int32_t row = first_row + thread;
-    runs.row_count[thread] = row < p.call.row_count ? scored_of(p.call.rows[row], p.call.shape) : 0;
-    runs.uneven[thread] = 0;
-  }
-  if (thread == 32) {
-    for (int32_t i = 0; i < kWarpgroups * 2 * kStages; ++i) {
-      barrier_init(shared + L::kBarriersAt + i * 8, i / kStages % 2 == 0 ? 1 : 4);
-    }
-    barrier_init_fence();
-  }
-  __syncthreads();
-  if (thread == 0) find_runs(p, first_row, span_begin, runs);
-  __syncthreads();
-  if (runs.runs == 0) return;
-
-  const int32_t group = uniform(thread / 128);
-  const int32_t warp = uniform(thread / 32 & 3);
-  const int32_t own_begin = span_begin + group * kTileKeys;
-  const uint32_t ring = shared + L::kKeysAt + group * kStages * kTileBytes;
-  const uint32_t barriers = shared + L::kBarriersAt + group * 2 * kStages * 8;
-  Feeder feeder = {ring, barriers, own_begin};
-  if (warp == 0) {
-    for (int32_t i = 0; i + 1 < kStages; ++i) feeder.next(p, runs, first_row);
-  }
-  for (int32_t i = thread; i < kRows * kIndexBins * (kPool ? 2 : 1); i += kScoreThreads) {
-    histogram[i] = 0;
-  }
-  // Queries, by four threads a head.
-  for (int32_t i = thread; i < kRows * kHeads * 4; i += kScoreThreads) {
-    const int32_t slot = i / (kHeads * 4);
-    bool uneven = false;
-    const int32_t row = min(first_row + slot, p.call.row_count - 1);
-    prepare_query<L, kHeads>(p, shared, row, slot, i / 4 % kHeads, i % 4, &uneven);
-    if (uneven) runs.uneven[slot] = 1;
-  }
-  fence_async_proxy();
-  __syncthreads();
+  if (thread < kWarps * kStages) barrier_init(shared + L::kBarriersAt + thread * 8, 1);
+  if (thread < kWarps * kStages) barrier_init_fence();
+  find_share<kRows>(p, counts, counts + kIndexRowsMax, warp_totals, &share);
 
   const int32_t lane = thread & 31;
   const int32_t quad = lane & 3;
-  const int32_t key_row = warp * 16 + (lane >> 2);
+  const bool odd = (quad & 1) != 0;
+  const bool high = (quad & 2) != 0;
+  const int32_t warp = uniform(thread / 32);
+  const uint32_t ring = shared + L::kKeysAt + warp * kStages * kTileBytes;
+  const uint32_t barriers = shared + L::kBarriersAt + warp * kStages * 8;
   uint32_t stage = 0;
   uint32_t parity = 0;
-  const int32_t run_count = uniform(runs.runs);
-  for (int32_t run = 0; run < run_count; ++run) {
-    const int32_t first_slot = uniform(runs.first[run] & 0xFFFF);
-    const int32_t end_slot = uniform(runs.first[run] >> 16);
-    const int32_t end = uniform(runs.end[run]);
-    for (int32_t begin = own_begin; begin < end; begin += kWarpgroups * kTileKeys) {
-      if (warp == 0) feeder.next(p, runs, first_row);  // where the last tile but one was
+  int32_t first_row = uniform(share.row);
+  int32_t first_key = uniform(share.key);
+  const int32_t last_row = uniform(share.last_row);
+  const int32_t last_key = uniform(share.last_key);
+  for (; first_row < last_row || (first_row == last_row && first_key < last_key); first_key = 0) {
+    const int2 group = group_at<kRows>(counts, first_row, p.call.row_count);
+    const int32_t rows = uniform(group.x);
+    const int32_t end = uniform(first_row == last_row ? min(last_key, group.y) : group.y);
+    const int32_t own_begin = first_key + warp * kTileKeys;
+    const int32_t next_row = first_row == last_row ? p.call.row_count : first_row + rows;
+    if (first_key >= end) {
+      first_row = next_row;
+      continue;
+    }
+    for (int32_t i = thread; i < rows * kHeads * 4; i += kScoreThreads) {
+      const int32_t row = first_row + i / (kHeads * 4);
+      prefetch_l1(p.call.queries + row * p.call.query_stride + i % (kHeads * 4) * 32);
+      if (i % (kHeads * 4) == 0) prefetch_l1(p.call.head_weights + row * p.call.weight_stride);
+    }
+    const IndexRow& described = p.call.rows[first_row];
+    const bool whole =
+        described.pool == nullptr && described.keys.records_per_page % kTileKeys == 0;
+    Feeder feeder = {ring, barriers, &described, own_begin, end, whole ? 32 : 32 / kTileGranules};
+    for (int32_t i = 0; i < kStages; ++i) {
+      feeder.next(stage + i < kStages ? stage + i : stage + i - kStages);
+    }
+    if (thread < rows) {
+      scored[thread] = static_cast<int32_t>((counts[first_row + thread] & ~kGroupBegin) << 8);
+    }
+    __syncthreads();
+    // Queries, by four threads a head.
+    for (int32_t i = thread; i < rows * kHeads * 4; i += kScoreThreads) {
+      const int32_t slot = i / (kHeads * 4);
+      prepare_query<L, kHeads>(p, shared, first_row + slot, slot, i / 4 % kHeads, i % 4,
+                               &scored[slot]);
+    }
+    __syncthreads();
+    const auto take = [&](PackedKeys& packed, Keys& keys) {
       barrier_wait(barriers + stage * 8, parity);
-      const uint32_t record = ring + stage * kTileBytes + key_row * kRecordBytes;
-      uint32_t a[4][4];
-      float scale_upper[4];
-      float scale_lower[4];
-      {
-        uint32_t upper[4], lower[4];
+      packed.load(ring + stage * kTileBytes + (lane >> 2) * kIndexRecordBytes, quad, keys);
+      __syncwarp();
+      feeder.next(stage);
+      parity ^= stage + 1 == kStages ? 1 : 0;
+      stage = stage + 1 == kStages ? 0 : stage + 1;
+    };
+    const auto finish = [&](const Keys& keys, const float(&sums)[2][2], int32_t slot, int32_t begin,
+                            int32_t row_count) {
+      // Of the four keys of a quad each thread finishes one.
+      float own[2];
 #pragma unroll
-        for (int32_t g = 0; g < 4; ++g) {
-          upper[g] = load_shared_word(record + g * 16 + quad * 4);
-          lower[g] = load_shared_word(record + 8 * kRecordBytes + g * 16 + quad * 4);
-        }
-        const uint32_t scales_upper = load_shared_word(record + 64);
-        const uint32_t scales_lower = load_shared_word(record + 8 * kRecordBytes + 64);
-        __syncwarp();
-        if (lane == 0) barrier_arrive(barriers + (kStages + stage) * 8);
-        parity ^= stage + 1 == kStages ? 1 : 0;
-        stage = stage + 1 == kStages ? 0 : stage + 1;
-#pragma unroll
-        for (int32_t g = 0; g < 4; ++g) {
-          // E2M1 bits in E4M3's place are the value x 2^-6, subnormals included.
-          a[g][0] = ((upper[g] << 2) & 0x1C1C1C1CU) | ((upper[g] << 4) & 0x80808080U);
-          a[g][1] = ((lower[g] << 2) & 0x1C1C1C1CU) | ((lower[g] << 4) & 0x80808080U);
-          a[g][2] = ((upper[g] >> 2) & 0x1C1C1C1CU) | (upper[g] & 0x80808080U);
-          a[g][3] = ((lower[g] >> 2) & 0x1C1C1C1CU) | (lower[g] & 0x80808080U);
-          scale_upper[g] = __uint_as_float(((scales_upper >> (8 * g)) & 0xFFU) << 23);
-          scale_lower[g] = __uint_as_float(((scales_lower >> (8 * g)) & 0xFFU) << 23);
+      for (int32_t t = 0; t < 2; ++t) {
+        own[t] = odd ? sums[t][1] : sums[t][0];
+        own[t] += __shfl_xor_sync(0xFFFFFFFFU, odd ? sums[t][0] : sums[t][1], 1);
+      }
+      float score = high ? own[1] : own[0];
+      score += __shfl_xor_sync(0xFFFFFFFFU, high ? own[0] : own[1], 2);
+      const uint32_t scale = high ? keys.largest[1] : keys.largest[0];
+      score *= __uint_as_float(odd ? (scale & 0xFF0000U) << 7 : scale << 23);
+      const int32_t row = first_row + slot;
+      const int32_t entry = begin + (lane >> 2) + quad * 8;
+      if (entry < row_count) p.scratch.scores[row * p.scratch.stride + entry] = score;
+      if (kPool) {
+        // 8 keys a block: those that threads of the same place in their quads finish.
+        float best = entry < row_count ? score : -INFINITY;
+        best = best != best ? -INFINITY : best;
+        best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 4));
+        best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 8));
+        best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 16));
+        const int32_t block = begin / kIndexPoolBlock + quad;
+        if (lane < 4 && block < blocks_of(row_count)) {
+          if (block == blocks_of(row_count) - 1) best = INFINITY;  // the newest is forced in
+          p.scratch.block_scores[row * (p.scratch.stride / kIndexPoolBlock) + block] = best;
         }
       }
-      for (int32_t slot = first_slot; slot < end_slot; ++slot) {
-        const int32_t limit = uniform(runs.row_count[slot] << 1 | runs.uneven[slot]);
-        const int32_t row_count = limit >> 1;
-        const bool uneven = (limit & 1) != 0;
+    };
+    // Heads from `first` on, of which some are uneven or the keys are.
+    const auto add_uneven = [&](const Keys& keys, int32_t uneven, int32_t slot, int32_t h,
+                                float(&sums)[2][2]) {
+      const uint32_t query_at = shared + L::kQueryAt + (slot * L::kHeadTiles + h) * kQueryTileBytes;
+      const uint32_t terms_at =
+          shared + L::kTermsAt + (slot * kHeads + h * kHeadTile) * 8 + quad * 16;
+      const uint32_t residual = shared + L::kResidualAt + (slot * 4 * kHeads + h * kHeadTile) * 4;
+#pragma unroll 1
+      for (int32_t j = 0; j < 4; ++j) {
+        const float4 terms = load_shared_floats(terms_at + j * 64);
+        float dots[2][4];
+        uint32_t b[8];
+        load_query(query_at + j * 1024, b);
+        if ((uneven >> (h * 4 + j) & 1) != 0) {
+          uneven_products(keys, b, residual + j * 32, kHeads, terms, dots);
+        } else {
+          products(keys, b, terms, dots);
+        }
+        add_heads(dots, terms, sums);
+      }
+    };
+    uint32_t query[4][8];  // of one row and 32 heads
+    int32_t query_of = -1;
+    for (int32_t begin = own_begin; begin < end; begin += kChunkKeys) {
+      Keys keys;
+      PackedKeys packed;
+      take(packed, keys);
+#pragma unroll
+      for (int32_t j = 0; j < 4; ++j) packed.unpack(j / 2, j % 2, two, keys);
+      int32_t next = uniform(scored[0]);
+      for (int32_t slot = 0; slot < rows; ++slot) {
+        const int32_t row_count = next >> 8;
+        const int32_t uneven = keys.uneven ? 0xFF : next & 0xFF;
+        next = uniform(scored[slot + 1]);
         if (row_count <= begin) continue;
-        float sum_upper = 0.0F;
-        float sum_lower = 0.0F;
+        float sums[2][2] = {};  // [16 keys][upper 8, lower 8]
 #pragma unroll
         for (int32_t h = 0; h < L::kHeadTiles; ++h) {
-          float d[4][16];
-          const uint64_t query = swizzled_descriptor(shared + L::kQueryAt +
-                                                     (slot * L::kHeadTiles + h) * kQueryTileBytes);
-          wgmma_fence();
-#pragma unroll
-          for (int32_t g = 0; g < 4; ++g) product_64x32x32_e4m3(d[g], a[g], query + g * 2);
-          wgmma_commit();
-          float2 weight[4];
-#pragma unroll
-          for (int32_t i = 0; i < 4; ++i) {
-            weight[i] = load_shared_pair(shared + L::kWeightAt +
-                                         (slot * kHeads + h * kHeadTile + i * 8 + quad * 2) * 4);
+          if (uneven != 0) {
+            add_uneven(keys, uneven, slot, h, sums);
+            continue;
           }
-          wgmma_wait<0>();
+          const int32_t tile = slot * L::kHeadTiles + h;
+          const uint32_t query_at = shared + L::kQueryAt + tile * kQueryTileBytes;
+          const uint32_t terms_at =
+              shared + L::kTermsAt + (slot * kHeads + h * kHeadTile) * 8 + quad * 16;
+          if (tile != query_of) {
+            query_of = tile;
 #pragma unroll
-          for (int32_t g = 0; g < 4; ++g) hold_registers(d[g]);
-          if (uneven) {
-#pragma unroll
-            for (int32_t g = 0; g < 4; ++g) {
-#pragma unroll
-              for (int32_t i = 0; i < 16; ++i) {
-                const int32_t head = h * kHeadTile + (i / 4) * 8 + quad * 2 + (i & 1);
-                d[g][i] *= load_shared_float(shared + L::kResidualAt +
-                                             ((slot * 4 + g) * kHeads + head) * 4);
-              }
-            }
+            for (int32_t j = 0; j < 4; ++j) load_query(query_at + j * 1024, query[j]);
           }
 #pragma unroll
-          for (int32_t i = 0; i < 4; ++i) {
-#pragma unroll
-            for (int32_t e = 0; e < 2; ++e) {
-              float upper = d[0][4 * i + e] * scale_upper[0];
-              float lower = d[0][4 * i + 2 + e] * scale_lower[0];
-#pragma unroll
-              for (int32_t g = 1; g < 4; ++g) {
-                upper = fmaf(d[g][4 * i + e], scale_upper[g], upper);
-                lower = fmaf(d[g][4 * i + 2 + e], scale_lower[g], lower);
-              }
-              const float w = e == 0 ? weight[i].x : weight[i].y;
-              sum_upper = fmaf(fmaxf(upper, 0.0F), w, sum_upper);
-              sum_lower = fmaf(fmaxf(lower, 0.0F), w, sum_lower);
-            }
+          for (int32_t j = 0; j < 4; ++j) {
+            const float4 terms = load_shared_floats(terms_at + j * 64);
+            float dots[2][4];
+            products(keys, query[j], terms, dots);
+            add_heads(dots, terms, sums);
           }
         }
-        // Even threads of a quad finish the upper key, odd ones the lower.
-        const bool odd = (quad & 1) != 0;
-        float score = odd ? sum_lower : sum_upper;
-        score += __shfl_xor_sync(0xFFFFFFFFU, odd ? sum_upper : sum_lower, 1);
-        score += __shfl_xor_sync(0xFFFFFFFFU, score, 2);
-        const int32_t row = first_row + slot;
-        const int32_t entry = begin + key_row + (quad & 1) * 8;
-        if (quad < 2 && entry < row_count) {
-          p.scratch.scores[row * p.scratch.stride + entry] = score;
-          atomicAdd(histogram + slot * kIndexBins + (sortable(score) >> 21), 1U);
-        }
-        if (kPool) {
-          // 8 keys a block: the rows of one half of a warp's 16.
-          float best = entry < row_count ? score : -INFINITY;
-          best = best != best ? -INFINITY : best;
-          best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 4));
-          best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 8));
-          best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 16));
-          const int32_t block = (begin + key_row) / kIndexPoolBlock + (quad & 1);
-          if (lane < 2 && block < blocks_of(row_count)) {
-            if (block == blocks_of(row_count) - 1) best = INFINITY;  // the newest is forced in
-            p.scratch.block_scores[row * (p.scratch.stride / kIndexPoolBlock) + block] = best;
-            atomicAdd(histogram + (kRows + slot) * kIndexBins + (sortable(best) >> 21), 1U);
-          }
-        }
+        finish(keys, sums, slot, begin, row_count);
       }
     }
-  }
-  __syncthreads();
-  for (int32_t i = thread; i < kRows * kIndexBins; i += kScoreThreads) {
-    const int32_t row = first_row + i / kIndexBins;
-    const uint32_t n = histogram[i];
-    if (n != 0) atomicAdd(p.scratch.histogram + row * int64_t{kIndexBins} + i % kIndexBins, n);
-    if (kPool) {
-      const uint32_t m = histogram[kRows * kIndexBins + i];
-      if (m != 0)
-        atomicAdd(p.scratch.block_histogram + row * int64_t{kIndexBins} + i % kIndexBins, m);
-    }
+    __syncthreads();
+    first_row = next_row;
   }
 }
 
 template <int kHeads, int kRows, bool kPool>
 void launch_scores(const IndexParameters& p, int32_t multiprocessors, Stream stream) {
-  using L = Layout<kHeads, kRows, kPool>;
-  const auto kernel = score_kernel<kHeads, kRows, kPool>;
-  IndexParameters placed = p;
-  const int32_t row_tiles = (p.call.row_count + kRows - 1) / kRows;
-  const int64_t spans = std::max(1, 2 * multiprocessors / row_tiles);
-  const int64_t span = std::max<int64_t>(256, (p.call.entries_max + spans - 1) / spans);
-  placed.span = static_cast<int32_t>((span + kTileKeys - 1) / kTileKeys * kTileKeys);
-  const auto columns = static_cast<uint32_t>((p.call.entries_max + placed.span - 1) / placed.span);
-  launch_kernel(kernel, {dim3(columns, static_cast<uint32_t>(row_tiles)), kScoreThreads, L::kBytes},
-                stream, placed);
+  using L = Layout<kHeads, kRows>;
+  // As many blocks as there is room for; each finds its share.
+  launch_kernel(score_kernel<kHeads, kRows, kPool>,
+                {static_cast<uint32_t>(2 * multiprocessors), kScoreThreads, L::kBytes}, stream, p,
+                2U);
 }
 
 template <int kHeads>
 void launch_scores_of(const IndexParameters& p, int32_t multiprocessors, Stream stream) {
-  const bool few = p.call.row_count < 3;
-  if (p.call.builds_pool) {
-    few ? launch_scores<kHeads, 1, true>(p, multiprocessors, stream)
-        : launch_scores<kHeads, 2, true>(p, multiprocessors, stream);
-  } else {
-    few ? launch_scores<kHeads, 1, false>(p, multiprocessors, stream)
-        : launch_scores<kHeads, 4, false>(p, multiprocessors, stream);
-  }
+  constexpr int32_t kRows = 256 / kHeads;
+  p.call.builds_pool ? launch_scores<kHeads, kRows, true>(p, multiprocessors, stream)
+                     : launch_scores<kHeads, kRows, false>(p, multiprocessors, stream);
 }
 
 }  // namespace

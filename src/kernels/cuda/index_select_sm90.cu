@@ -1,14 +1,16 @@
 // Exact selection of the best entries and of the candidate pool's blocks.
 //
-// A cluster of CTAs takes a row; each warp has a contiguous part of the scores. The k-th largest
-// is found digit by digit over the sortable bits: the scores' kernel has counted the first 11, two
-// passes count 11 and 10 more, the second one over the few candidates that the first has kept in
-// shared memory. Counts are integers, so no order of the atomics matters. Then every warp knows
-// how many it may choose before its own and writes them ascending; of entries equal to the last
-// one the lower win.
+// A sample tells a score that the entries looked for and not many more reach. Every warp of the
+// row's cluster lists those of its own part; the first block gathers the lists, which lie in the
+// order of entries, finds the last chosen key among them digit by digit and writes them ascending;
+// of entries equal to the last one the lower win. Up to 8,192 entries are one block's work. The
+// choice is exact whatever the sample says: where too few reach it, or more than fit (many equal
+// scores), all blocks count all scores digit by digit instead. Counts are integers, so no order of
+// the atomics matters.
 //
-// Measured on one H200: 11.5 us for one row of 64k scores, 25.6 of 1M, 30 for 64 rows of 64k. Not
-// taken apart; five meetings of a cluster and a launch are in it.
+// Measured on one H200: SELECTED
+// Finding the sample's threshold bit by bit took 8 us, a sample of 8,192 instead of 2,048 6 us:
+// scores share few first digits, and atomics on one address wait for each other.
 #include <cooperative_groups.h>
 #include <cuda_runtime.h>
 
@@ -24,13 +26,26 @@ namespace {
 
 constexpr int32_t kSelectThreads = 512;
 constexpr int32_t kSelectWarps = kSelectThreads / 32;
-constexpr int32_t kListEntries = 128;  // candidates a warp keeps instead of reading them again
+constexpr int32_t kBins = 2048;
+constexpr int32_t kBinBits = 11;
+// Scores that tell where the last chosen one may lie: of many, more.
+constexpr int32_t kSample = 4096;
+constexpr int32_t kFewSampled = 2048;
+constexpr int32_t kManyEntries = 131072;
+constexpr int32_t kListEntries = 256;   // candidates that a warp holds
+constexpr int32_t kGatheredMax = 7168;  // those that one CTA finishes for its cluster
+constexpr int32_t kAloneMax = 8192;     // entries from which one CTA chooses without its cluster
 
 struct SelectShared {
-  uint32_t histogram[kIndexBins];  // of this CTA
-  uint32_t total[kIndexBins];      // of the cluster
+  uint32_t histogram[kBins];  // of this CTA
+  uint32_t total[kBins];      // of the cluster
   uint32_t list_key[kSelectWarps][kListEntries];
   int32_t list_entry[kSelectWarps][kListEntries];
+  uint32_t gathered_key[kGatheredMax];
+  int32_t gathered_entry[kGatheredMax];
+  int32_t list_begin[kSelectThreads];  // of the cluster's lists, one after the other
+  int32_t warp_kept[kSelectWarps];     // negative: more than the list holds
+  int32_t warp_counts[kSelectWarps];
   uint32_t warp_sums[kSelectWarps];
   uint32_t warp_above[kSelectWarps];
   uint32_t warp_equal[kSelectWarps];
@@ -38,18 +53,18 @@ struct SelectShared {
   uint32_t equal;
   int32_t found_bin;
   uint32_t found_above;
+  uint32_t found_count;
 };
 
-// The bin that holds the `wanted`-th largest of counts [kIndexBins], and how many lie in bins
-// above.
+// The bin that holds the `wanted`-th largest of counts [kBins], and how many lie in bins above.
 __device__ __forceinline__ void find_bin(SelectShared& s, const uint32_t* counts, uint32_t wanted) {
-  constexpr int32_t kOwn = kIndexBins / kSelectThreads;
+  constexpr int32_t kOwn = kBins / kSelectThreads;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   uint32_t own[kOwn];  // from the highest bin down
   uint32_t sum = 0;
 #pragma unroll
   for (int32_t i = 0; i < kOwn; ++i) {
-    own[i] = counts[kIndexBins - 1 - kOwn * thread - i];
+    own[i] = counts[kBins - 1 - kOwn * thread - i];
     sum += own[i];
   }
   const uint32_t mine = sum;
@@ -61,12 +76,14 @@ __device__ __forceinline__ void find_bin(SelectShared& s, const uint32_t* counts
   if ((thread & 31) == 31) s.warp_sums[thread / 32] = sum;
   __syncthreads();
   uint32_t before = sum - mine;
-  for (int32_t w = 0; w < thread / 32; ++w) before += s.warp_sums[w];
+#pragma unroll
+  for (int32_t w = 0; w < kSelectWarps; ++w) before += w < thread / 32 ? s.warp_sums[w] : 0;
   if (before < wanted && wanted <= before + mine) {
     for (int32_t i = 0; i < kOwn; ++i) {
       if (wanted <= before + own[i]) {
-        s.found_bin = kIndexBins - 1 - kOwn * thread - i;
+        s.found_bin = kBins - 1 - kOwn * thread - i;
         s.found_above = before;
+        s.found_count = own[i];
         break;
       }
       before += own[i];
@@ -75,12 +92,61 @@ __device__ __forceinline__ void find_bin(SelectShared& s, const uint32_t* counts
   __syncthreads();
 }
 
-// Sums every CTA's histogram into everyone's total.
-__device__ __forceinline__ void reduce_histograms(cooperative_groups::cluster_group cluster,
-                                                  SelectShared& s) {
+// A key that about `keep` of all keys reach, a few more rather than less: from a sample, the same
+// in every CTA of the row.
+__device__ __forceinline__ uint32_t likely_threshold(SelectShared& s, const float* scores,
+                                                     int32_t count, int32_t keep) {
+  constexpr int32_t kOwn = kSample / kSelectThreads;
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t sample = min(count, count <= kManyEntries ? kFewSampled : kSample);
+  const float step = static_cast<float>(count) / static_cast<float>(sample);  // 1: every one
+  float value[kOwn];
+#pragma unroll
+  for (int32_t j = 0; j < kOwn; ++j) {
+    const int32_t i = j * kSelectThreads + thread;
+    const int32_t at = min(count - 1, static_cast<int32_t>(static_cast<float>(i) * step));
+    value[j] = i < sample ? __ldcg(scores + at) : 0.0F;
+  }
+  auto wanted = static_cast<uint32_t>(keep);
+  if (sample < count) {
+    // Five deviations more than the sample is expected to have.
+    const float expected =
+        static_cast<float>(keep) * static_cast<float>(sample) / static_cast<float>(count);
+    wanted = static_cast<uint32_t>(expected + 5.0F * sqrtf(expected) + 3.0F);
+  }
+  uint32_t prefix = 0;
+#pragma unroll
+  for (int32_t digit = 0; digit < 2; ++digit) {
+    for (int32_t i = thread; i < kBins; i += kSelectThreads) s.histogram[i] = 0;
+    __syncthreads();
+#pragma unroll
+    for (int32_t j = 0; j < kOwn; ++j) {
+      const uint32_t key = sortable(value[j]);
+      if (j * kSelectThreads + thread >= sample) continue;
+      if (digit == 0) {
+        atomicAdd(&s.histogram[key >> 21], 1U);
+      } else if (key >> 21 == prefix) {
+        atomicAdd(&s.histogram[key >> 10 & (kBins - 1)], 1U);
+      }
+    }
+    __syncthreads();
+    find_bin(s, s.histogram, wanted);
+    prefix = prefix << kBinBits | static_cast<uint32_t>(s.found_bin);
+    wanted -= s.found_above;
+  }
+  return prefix << 10;
+}
+
+// The histogram of all CTAs that choose.
+__device__ __forceinline__ const uint32_t* reduce_histograms(
+    cooperative_groups::cluster_group cluster, SelectShared& s, bool alone) {
+  if (alone) {
+    __syncthreads();
+    return s.histogram;
+  }
   cluster.sync();
   const auto ranks = static_cast<int32_t>(cluster.num_blocks());
-  const int32_t share = kIndexBins / ranks;
+  const int32_t share = kBins / ranks;
   for (int32_t i = threadIdx.x; i < share; i += kSelectThreads) {
     const int32_t bin = static_cast<int32_t>(cluster.block_rank()) * share + i;
     uint32_t sum = 0;
@@ -88,34 +154,154 @@ __device__ __forceinline__ void reduce_histograms(cooperative_groups::cluster_gr
     for (int32_t r = 0; r < ranks; ++r) *cluster.map_shared_rank(&s.total[bin], r) = sum;
   }
   cluster.sync();
+  return s.total;
 }
 
-// A warp's part of the scores, or the candidates among them that it has kept, in order.
+// The candidates of all `ranks` CTAs in order into the first one's memory. Their number; fewer
+// than `keep`, or -1, in every CTA where they are not what is looked for.
+__device__ __forceinline__ int32_t gather(cooperative_groups::cluster_group cluster,
+                                          SelectShared& s, int32_t ranks, int32_t keep) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const int32_t lane = thread & 31;
+  const bool alone = ranks == 1;
+  const auto meet = [&] {
+    if (alone) {
+      __syncthreads();
+    } else {
+      cluster.sync();
+    }
+  };
+  meet();
+  int32_t kept = 0;
+  if (thread < ranks * kSelectWarps) {
+    const int32_t* const there = &s.warp_kept[thread % kSelectWarps];
+    kept = alone ? *there : *cluster.map_shared_rank(there, thread / kSelectWarps);
+  }
+  const bool lost = __syncthreads_or(kept < 0 ? 1 : 0) != 0;
+  int32_t up_to = kept;
+#pragma unroll
+  for (int32_t offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(0xFFFFFFFFU, up_to, offset);
+    if (lane >= offset) up_to += other;
+  }
+  if (lane == 31) s.warp_counts[thread / 32] = up_to;
+  __syncthreads();
+  int32_t total = 0;
+  int32_t before = 0;
+#pragma unroll
+  for (int32_t w = 0; w < kSelectWarps; ++w) {
+    if (w == thread / 32) before = total;
+    total += s.warp_counts[w];
+  }
+  if (lost || total > kGatheredMax) return -1;
+  if (total < keep) return total;
+  if (alone || cluster.block_rank() == 0) {
+    s.list_begin[thread] = before + up_to - kept;
+    __syncthreads();
+    constexpr int32_t kAhead = 4;
+    for (int32_t first = thread; first < total; first += kSelectThreads * kAhead) {
+      uint32_t key[kAhead];
+      int32_t entry[kAhead];
+#pragma unroll
+      for (int32_t j = 0; j < kAhead; ++j) {
+        // The last list that begins at or before it: empty ones begin where the next does.
+        const int32_t i = min(first + j * kSelectThreads, total - 1);
+        int32_t list = 0;
+#pragma unroll
+        for (int32_t half = kSelectThreads / 2; half > 0; half /= 2) {
+          if (s.list_begin[list + half] <= i) list += half;
+        }
+        list = min(list, ranks * kSelectWarps - 1);
+        const uint32_t* keys = s.list_key[list % kSelectWarps];
+        const int32_t* entries = s.list_entry[list % kSelectWarps];
+        if (!alone) {
+          keys = cluster.map_shared_rank(keys, list / kSelectWarps);
+          entries = cluster.map_shared_rank(entries, list / kSelectWarps);
+        }
+        key[j] = keys[i - s.list_begin[list]];
+        entry[j] = entries[i - s.list_begin[list]];
+      }
+#pragma unroll
+      for (int32_t j = 0; j < kAhead; ++j) {
+        const int32_t i = first + j * kSelectThreads;
+        if (i >= total) break;
+        s.gathered_key[i] = key[j];
+        s.gathered_entry[i] = entry[j];
+      }
+    }
+  }
+  meet();  // the lists have been read
+  return total;
+}
+
+// A warp's part of the scores, or of the candidates, in order.
 struct Candidates {
-  const float* scores;
-  int32_t begin;
-  int32_t end;
+  const float* scores;  // or null
   const uint32_t* keys;
   const int32_t* entries;
-  int32_t kept;  // negative: too many, read the scores again
+  int32_t begin;
+  int32_t end;
 
   // use(valid, key, entry) by all lanes together.
   template <class Use>
   __device__ __forceinline__ void each(const Use& use) const {
     const int32_t lane = threadIdx.x & 31;
-    if (kept >= 0) {
-      for (int32_t i = 0; i < kept; i += 32) {
-        const bool valid = i + lane < kept;
+    if (scores == nullptr) {
+      for (int32_t i = begin; i < end; i += 32) {
+        const bool valid = i + lane < end;
         use(valid, valid ? keys[i + lane] : 0, valid ? entries[i + lane] : 0);
       }
       return;
     }
-    for (int32_t i = begin; i < end; i += 32) {
-      const bool valid = i + lane < end;
-      use(valid, valid ? sortable(__ldcg(scores + i + lane)) : 0, i + lane);
+    constexpr int32_t kAhead = 8;
+    for (int32_t i = begin; i < end; i += 32 * kAhead) {
+      float value[kAhead];
+#pragma unroll
+      for (int32_t j = 0; j < kAhead; ++j) {
+        const int32_t entry = i + j * 32 + lane;
+        value[j] = entry < end ? __ldcg(scores + entry) : 0.0F;
+      }
+#pragma unroll
+      for (int32_t j = 0; j < kAhead; ++j) {
+        const int32_t entry = i + j * 32 + lane;
+        use(entry < end, sortable(value[j]), entry);
+      }
     }
   }
 };
+
+// This warp's entries from `threshold` on into its list; how many, or -1.
+__device__ __forceinline__ int32_t list_candidates(SelectShared& s, const Candidates& mine,
+                                                   uint32_t threshold) {
+  const int32_t lane = threadIdx.x & 31;
+  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
+  int32_t kept = 0;
+  constexpr int32_t kAhead = 16;
+  for (int32_t i = mine.begin; i < mine.end; i += 32 * kAhead) {
+    float value[kAhead];
+#pragma unroll
+    for (int32_t j = 0; j < kAhead; ++j) {
+      const int32_t entry = i + j * 32 + lane;
+      value[j] = entry < mine.end ? __ldcg(mine.scores + entry) : 0.0F;
+    }
+#pragma unroll
+    for (int32_t j = 0; j < kAhead; ++j) {
+      const int32_t entry = i + j * 32 + lane;
+      const uint32_t key = sortable(value[j]);
+      const bool candidate = entry < mine.end && key >= threshold;
+      const uint32_t votes = __ballot_sync(0xFFFFFFFFU, candidate);
+      if (votes == 0) continue;
+      if (kept + __popc(votes) > kListEntries) return -1;
+      const int32_t at = kept + __popc(votes & ((1U << lane) - 1U));
+      if (candidate) {
+        s.list_key[warp][at] = key;
+        s.list_entry[warp][at] = entry;
+      }
+      kept += __popc(votes);
+    }
+  }
+  return kept;
+}
 
 __global__ void __launch_bounds__(kSelectThreads, 2) select_kernel(const IndexParameters p) {
   await_earlier();
@@ -123,7 +309,7 @@ __global__ void __launch_bounds__(kSelectThreads, 2) select_kernel(const IndexPa
   cg::cluster_group cluster = cg::this_cluster();
   extern __shared__ __align__(16) uint8_t shared_bytes[];
   SelectShared& s = *reinterpret_cast<SelectShared*>(shared_bytes);
-  const auto ranks = static_cast<int32_t>(cluster.num_blocks());
+  auto ranks = static_cast<int32_t>(cluster.num_blocks());
   const auto rank = static_cast<int32_t>(cluster.block_rank());
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t lane = thread & 31;
@@ -144,14 +330,7 @@ __global__ void __launch_bounds__(kSelectThreads, 2) select_kernel(const IndexPa
   const float* scores =
       pool ? p.scratch.block_scores + row_index * (p.scratch.stride / kIndexPoolBlock)
            : p.scratch.scores + row_index * p.scratch.stride;
-  uint32_t* const counted =
-      (pool ? p.scratch.block_histogram : p.scratch.histogram) + row_index * int64_t{kIndexBins};
-  if (pool && row.built_pool == nullptr) {
-    if (rank == 0) {
-      for (int32_t i = thread; i < kIndexBins; i += kSelectThreads) counted[i] = 0;
-    }
-    return;
-  }
+  if (pool && row.built_pool == nullptr) return;
   if (rank == 0 && thread == 0) {
     *(pool ? row.built_pool_count : row.selected_count) = min(keep, count);
   }
@@ -160,83 +339,72 @@ __global__ void __launch_bounds__(kSelectThreads, 2) select_kernel(const IndexPa
       row.scores[i] = scores[i];
     }
   }
-  const bool scored = scored_of(row, p.call.shape) > 0;
   if (count <= keep) {
     for (int32_t i = rank * kSelectThreads + thread; i < count; i += ranks * kSelectThreads) {
       chosen[i] = id_of(i);
     }
-    if (scored && rank == 0) {
-      for (int32_t i = thread; i < kIndexBins; i += kSelectThreads) counted[i] = 0;
-    }
     return;
   }
-
-  // The bin of the first 11 bits that holds the last chosen one.
-  for (int32_t i = thread; i < kIndexBins; i += kSelectThreads) {
-    s.total[i] = __ldcg(counted + i);
-    s.histogram[i] = 0;
+  if (count <= kAloneMax) {
+    if (rank != 0) return;
+    ranks = 1;
   }
-  __syncthreads();
-  auto wanted = static_cast<uint32_t>(keep);
-  find_bin(s, s.total, wanted);
-  const auto bin1 = static_cast<uint32_t>(s.found_bin);
-  wanted -= s.found_above;
+  bool alone = ranks == 1;
 
   const int32_t per_warp = (count + ranks * kSelectThreads - 1) / (ranks * kSelectThreads) * 32;
-  Candidates mine;
-  mine.scores = scores;
+  Candidates mine = {scores};
   mine.begin = min(count, (rank * kSelectWarps + warp) * per_warp);
   mine.end = min(count, mine.begin + per_warp);
-  mine.keys = s.list_key[warp];
-  mine.entries = s.list_entry[warp];
-  mine.kept = 0;
-  constexpr int32_t kAhead = 8;
-  for (int32_t i = mine.begin; i < mine.end; i += 32 * kAhead) {
-    float value[kAhead];
+  uint32_t lowest = likely_threshold(s, scores, count, keep);
+  const int32_t kept = list_candidates(s, mine, lowest);
+  if (lane == 0) s.warp_kept[warp] = kept;
+  const int32_t gathered = gather(cluster, s, ranks, keep);
+  int32_t bits = 32;  // in which the keys above `lowest` differ
+  if (gathered >= keep) {
+    if (rank != 0) return;
+    alone = true;
+    const int32_t each = (gathered + kSelectThreads - 1) / kSelectThreads * 32;
+    mine = {nullptr, s.gathered_key, s.gathered_entry};
+    mine.begin = min(gathered, warp * each);
+    mine.end = min(gathered, mine.begin + each);
+    uint32_t largest = 0;
+    mine.each([&](bool valid, uint32_t key, int32_t) {
+      if (valid) largest = max(largest, key - lowest);
+    });
+    largest = __reduce_max_sync(0xFFFFFFFFU, largest);
+    if (lane == 0) s.warp_above[warp] = largest;
+    __syncthreads();
 #pragma unroll
-    for (int32_t j = 0; j < kAhead; ++j) {
-      const int32_t entry = i + j * 32 + lane;
-      value[j] = entry < mine.end ? __ldcg(scores + entry) : 0.0F;
-    }
-#pragma unroll
-    for (int32_t j = 0; j < kAhead; ++j) {
-      const int32_t entry = i + j * 32 + lane;
-      const uint32_t key = sortable(value[j]);
-      const bool candidate = entry < mine.end && (key >> 21) >= bin1;
-      if (candidate && (key >> 21) == bin1) atomicAdd(&s.histogram[(key >> 10) & 2047], 1U);
-      const uint32_t votes = __ballot_sync(0xFFFFFFFFU, candidate);
-      if (votes != 0 && mine.kept >= 0) {
-        const int32_t more = __popc(votes);
-        if (mine.kept + more > kListEntries) {
-          mine.kept = -1;
-        } else {
-          const int32_t at = mine.kept + __popc(votes & ((1U << lane) - 1U));
-          if (candidate) {
-            s.list_key[warp][at] = key;
-            s.list_entry[warp][at] = entry;
-          }
-          mine.kept += more;
-        }
+    for (int32_t w = 0; w < kSelectWarps; ++w) largest = max(largest, s.warp_above[w]);
+    bits = 32 - __clz(static_cast<int32_t>(largest));
+  } else {
+    lowest = 0;  // none of that: by all scores
+  }
+
+  // The last chosen key, digit by digit: lowest + prefix, its last `bits` bits open.
+  auto wanted = static_cast<uint32_t>(keep);
+  uint32_t prefix = 0;
+  bool whole = false;  // all that begin so are chosen
+  while (bits > 0 && !whole) {
+    const int32_t rest = max(0, bits - kBinBits);
+    for (int32_t i = thread; i < kBins; i += kSelectThreads) s.histogram[i] = 0;
+    __syncthreads();
+    const uint64_t known = prefix;
+    mine.each([&](bool valid, uint32_t key, int32_t) {
+      const uint32_t above = key - lowest;
+      if (valid && static_cast<uint64_t>(above) >> bits == known) {
+        atomicAdd(&s.histogram[above >> rest & ((1U << (bits - rest)) - 1U)], 1U);
       }
-    }
+    });
+    find_bin(s, reduce_histograms(cluster, s, alone), wanted);
+    prefix = prefix << (bits - rest) | static_cast<uint32_t>(s.found_bin);
+    wanted -= s.found_above;
+    bits = rest;
+    whole = wanted == s.found_count && (prefix << bits) + lowest > 0;
   }
-  __syncwarp();
-  reduce_histograms(cluster, s);
-  if (rank == 0) {
-    for (int32_t i = thread; i < kIndexBins; i += kSelectThreads) counted[i] = 0;
-  }
-  find_bin(s, s.total, wanted);
-  const uint32_t prefix = bin1 << 11 | static_cast<uint32_t>(s.found_bin);
-  wanted -= s.found_above;
-  for (int32_t i = thread; i < kIndexBins; i += kSelectThreads) s.histogram[i] = 0;
-  __syncthreads();
-  mine.each([&](bool valid, uint32_t key, int32_t) {
-    if (valid && key >> 10 == prefix) atomicAdd(&s.histogram[key & 1023], 1U);
-  });
-  reduce_histograms(cluster, s);
-  find_bin(s, s.total, wanted);
-  const uint32_t limit = prefix << 10 | static_cast<uint32_t>(s.found_bin);
-  const uint32_t ties = wanted - s.found_above;  // of the entries that equal `limit`
+  // Keys above `limit` are chosen, and the first `ties` of those that equal it.
+  const uint32_t limit = lowest + (prefix << bits) - (whole ? 1 : 0);
+  const uint32_t ties = whole ? 0 : wanted;
 
   uint32_t above = 0;
   uint32_t equal = 0;
@@ -244,29 +412,33 @@ __global__ void __launch_bounds__(kSelectThreads, 2) select_kernel(const IndexPa
     above += __popc(__ballot_sync(0xFFFFFFFFU, valid && key > limit));
     equal += __popc(__ballot_sync(0xFFFFFFFFU, valid && key == limit));
   });
+  __syncthreads();  // warp_above has been read
   if (lane == 0) {
     s.warp_above[warp] = above;
     s.warp_equal[warp] = equal;
   }
   __syncthreads();
-  if (thread == 0) {
-    s.above = 0;
-    s.equal = 0;
-    for (int32_t w = 0; w < kSelectWarps; ++w) {
-      s.above += s.warp_above[w];
-      s.equal += s.warp_equal[w];
-    }
-  }
-  cluster.sync();
   uint32_t above_before = 0;
   uint32_t equal_before = 0;
-  for (int32_t r = 0; r < rank; ++r) {
-    above_before += *cluster.map_shared_rank(&s.above, r);
-    equal_before += *cluster.map_shared_rank(&s.equal, r);
+  if (!alone) {
+    if (thread == 0) {
+      s.above = 0;
+      s.equal = 0;
+      for (int32_t w = 0; w < kSelectWarps; ++w) {
+        s.above += s.warp_above[w];
+        s.equal += s.warp_equal[w];
+      }
+    }
+    cluster.sync();
+    for (int32_t r = 0; r < rank; ++r) {
+      above_before += *cluster.map_shared_rank(&s.above, r);
+      equal_before += *cluster.map_shared_rank(&s.equal, r);
+    }
   }
-  for (int32_t w = 0; w < warp; ++w) {
-    above_before += s.warp_above[w];
-    equal_before += s.warp_equal[w];
+#pragma unroll
+  for (int32_t w = 0; w < kSelectWarps; ++w) {
+    above_before += w < warp ? s.warp_above[w] : 0;
+    equal_before += w < warp ? s.warp_equal[w] : 0;
   }
   mine.each([&](bool valid, uint32_t key, int32_t entry) {
     const uint32_t above_votes = __ballot_sync(0xFFFFFFFFU, valid && key > limit);
@@ -280,11 +452,11 @@ __global__ void __launch_bounds__(kSelectThreads, 2) select_kernel(const IndexPa
     above_before += __popc(above_votes);
     equal_before += __popc(equal_votes);
   });
-  cluster.sync();  // the others read this CTA's counts
+  if (!alone) cluster.sync();  // the others read this CTA's counts
 }
 
 void launch_select(const IndexParameters& p, Stream stream) {
-  static_assert(sizeof(SelectShared) < 100 * 1024);
+  static_assert(sizeof(SelectShared) < 112 * 1024);
   cudaFuncSetAttribute(select_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
   const int32_t ranks = p.call.row_count <= 8     ? 16
                         : p.call.row_count <= 32  ? 8
@@ -296,10 +468,6 @@ void launch_select(const IndexParameters& p, Stream stream) {
                 {blocks, kSelectThreads, sizeof(SelectShared), static_cast<uint32_t>(ranks)},
                 stream, p);
 }
-
-// Histograms come first, at places that no call moves: they must find their zeros again.
-constexpr int64_t kRowsAtOnceMax = 1024;
-constexpr size_t kHistogramBytes = 2 * kRowsAtOnceMax * kIndexBins * sizeof(uint32_t);
 
 int64_t stride_of(int64_t entries_max) { return (entries_max + 63) / 64 * 64; }
 
@@ -317,16 +485,16 @@ bool index_select_sm90_supports(const IndexShape& shape, int32_t records_per_pag
 }
 
 size_t index_scratch_bytes(int64_t rows, int64_t entries_max, bool builds_pool) {
-  return kHistogramBytes +
-         static_cast<size_t>(std::min(rows, kRowsAtOnceMax)) * row_bytes(entries_max, builds_pool);
+  return static_cast<size_t>(std::min<int64_t>(rows, kIndexRowsMax)) *
+         row_bytes(entries_max, builds_pool);
 }
 
 void index_select_sm90(const IndexCall& call, int32_t multiprocessors, Stream stream) {
   if (call.row_count == 0) return;
   CHECK(call.scratch_bytes >= index_scratch_bytes(1, call.entries_max, call.builds_pool));
-  const int64_t rows_at_once =
-      std::min(kRowsAtOnceMax, static_cast<int64_t>((call.scratch_bytes - kHistogramBytes) /
-                                                    row_bytes(call.entries_max, call.builds_pool)));
+  const int64_t rows_at_once = std::min<int64_t>(
+      kIndexRowsMax,
+      static_cast<int64_t>(call.scratch_bytes / row_bytes(call.entries_max, call.builds_pool)));
   const auto factor = static_cast<float>(std::pow(static_cast<double>(call.shape.head_dim), -0.5) *
                                          std::pow(static_cast<double>(call.shape.heads), -0.5));
   for (int64_t first = 0; first < call.row_count; first += rows_at_once) {
@@ -338,10 +506,7 @@ void index_select_sm90(const IndexCall& call, int32_t multiprocessors, Stream st
     p.call.row_count = static_cast<int32_t>(std::min(rows_at_once, call.row_count - first));
     p.factor = factor;
     p.scratch.stride = stride_of(call.entries_max);
-    p.scratch.histogram = static_cast<uint32_t*>(call.scratch);
-    p.scratch.block_histogram = p.scratch.histogram + kRowsAtOnceMax * kIndexBins;
-    p.scratch.scores =
-        reinterpret_cast<float*>(static_cast<uint8_t*>(call.scratch) + kHistogramBytes);
+    p.scratch.scores = static_cast<float*>(call.scratch);
     p.scratch.block_scores = p.scratch.scores + rows_at_once * p.scratch.stride;
     launch_index_scores(p, multiprocessors, stream);
     launch_select(p, stream);

@@ -29,7 +29,7 @@ struct IndexCall {
   // At least the entries that any row chooses from: visible ones, or those of its pool.
   int64_t entries_max = 0;
   bool builds_pool = false;  // some row has built_pool
-  void* scratch = nullptr;   // zeroed once by its owner; left zeroed where that matters
+  void* scratch = nullptr;
   size_t scratch_bytes = 0;
 };
 

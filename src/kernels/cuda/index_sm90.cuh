@@ -8,15 +8,13 @@
 
 namespace galley::kernels::cuda {
 
-// Of the histogram of the first 11 bits of sortable scores.
-constexpr int32_t kIndexBins = 2048;
+// Of one launch.
+constexpr int32_t kIndexRowsMax = 1024;
 
 // Where a call's intermediate results lie in its scratch.
 struct IndexScratch {
   float* scores;        // [rows][stride]
   float* block_scores;  // [rows][stride / 8], or null
-  uint32_t* histogram;  // [rows][kIndexBins], zero between calls
-  uint32_t* block_histogram;
   int64_t stride;
 };
 
@@ -24,7 +22,6 @@ struct IndexParameters {
   IndexCall call;
   IndexScratch scratch;
   float factor;  // of head weights
-  int32_t span;  // entries of one CTA
 };
 
 // Larger float, larger integer; -0 equals 0, NaN is smallest.
@@ -56,7 +53,7 @@ __device__ __forceinline__ int32_t scored_of(const IndexRow& row, const IndexSha
   return 0;
 }
 
-// Enqueues the scores of p.call's rows, their histograms and those of their blocks.
+// Enqueues the scores of p.call's rows and those of their blocks.
 void launch_index_scores(const IndexParameters& p, int32_t multiprocessors, Stream stream);
 
 }  // namespace galley::kernels::cuda

@@ -29,11 +29,4 @@ void* ScratchRooms::bytes(Scratch which, int64_t count) {
   return room.data();
 }
 
-void* ScratchRooms::zeroed(Scratch which, int64_t count) {
-  if (rooms_[static_cast<size_t>(which)].bytes() >= count) return bytes(which, count);
-  void* memory = bytes(which, count);
-  if (memory != nullptr) cudaMemsetAsync(memory, 0, static_cast<size_t>(count), lane_.stream());
-  return memory;
-}
-
 }  // namespace galley::kernels::cuda

@@ -28,7 +28,7 @@ enum class Scratch : uint8_t {
   kScores,   // indexer
   kDraw,
   kBlockScores,
-  kIndex,  // of index_select_sm90, kept zeroed
+  kIndex,  // of index_select_sm90
   kCount,
 };
 
@@ -40,8 +40,6 @@ class ScratchRooms {
   // At least `count` bytes. Grows when a call is larger than all before: that waits for the device,
   // and graphs are forgotten. Null after a failure, which the step's end tells.
   void* bytes(Scratch which, int64_t count);
-  // Zeros when it grew.
-  void* zeroed(Scratch which, int64_t count);
 
  private:
   Memory& memory_;

@@ -72,21 +72,4 @@ __device__ __forceinline__ void product_64x128x16_keys(float (&d)[64], uint64_t 
       : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));
 }
 
-// E4M3, a [64, 32] in registers (a[0] row t/4, a[1] row t/4 + 8: K 4 (t%4)..+3; a[2], a[3]: the
-// same rows, K + 16) times b [32, 32]. Starts from zero.
-__device__ __forceinline__ void product_64x32x32_e4m3(float (&d)[16], const uint32_t (&a)[4],
-                                                      uint64_t b) {
-  asm volatile(
-      "{\n"
-      ".reg .pred p;\n"
-      "setp.ne.b32 p, 0, 0;\n"
-      "wgmma.mma_async.sync.aligned.m64n32k32.f32.e4m3.e4m3 "
-      "{" GALLEY_NAMES_16
-      "}, "
-      "{%16, %17, %18, %19}, %20, p, 1, 1;\n"
-      "}\n"
-      : GALLEY_SUMS_16(d)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
-}
-
 }  // namespace galley::kernels::cuda
