@@ -358,7 +358,10 @@ __device__ __forceinline__ void end_scores(const Geometry& g, int32_t group, con
     }
     hold_registers(s);
     __syncwarp();
-    if ((thread & 31) == 0) barrier_arrive_remote(shared.scores_empty(group), 0);
+    // What no one waits for would come when the other CTA may have left.
+    if ((thread & 31) == 0 && block + 2 < g.blocks) {
+      barrier_arrive_remote(shared.scores_empty(group), 0);
+    }
     barrier_wait(shared.full(from.at), from.parity);
     fence_async_proxy();
     multiply(s, shared.base, from.at, true);
@@ -496,12 +499,12 @@ __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t ro
     __syncwarp();
     if (lane == 0) {
       barrier_arrive(shared.empty(from.at));
-      barrier_arrive_remote(shared.message_empty(with.at), 1);
+      if (block + 2 < blocks) barrier_arrive_remote(shared.message_empty(with.at), 1);
     }
     from.advance();
     with.advance();
   }
-  cluster_arrive();  // nothing more goes to the other
+  cluster_arrive_relaxed();  // nothing more goes to the other
   const int32_t channel = rank * kPart;
   Bf16* to = call.o + row * call.o_stride + head * kWidth + channel + (lane & 3) * 8;
   const float* cos = call.cos + row * call.angle_stride;
@@ -552,7 +555,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
     }
   }
   __syncthreads();
-  cluster_arrive();
+  cluster_arrive_relaxed();
   await_earlier();
   const int32_t role = static_cast<int32_t>(threadIdx.x / kGroup) - kProducers / kGroup;
   // Of the 96 that each thread starts with: 2 x 56, 2 x 104 and 160 are five times 96.
@@ -561,7 +564,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
     produce(call, row, rank, shared);
     __syncwarp();
     cluster_wait();
-    cluster_arrive();
+    cluster_arrive_relaxed();
   } else if (role < 2) {
     registers_take<104>();
     bring_query(call, row, rank, role, shared.base);
@@ -573,7 +576,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
       end_scores(g, role, shared);
     }
     __syncwarp();
-    cluster_arrive();
+    cluster_arrive_relaxed();
   } else {
     registers_take<160>();
     const Geometry g = geometry_of(call.rows + row);

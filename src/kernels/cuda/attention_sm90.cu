@@ -115,6 +115,8 @@ __device__ __forceinline__ void score_keys(const Work& work) {
       for (int32_t i = 0; i < 4; ++i) prefetch_l2(next_q + (thread + i * kGroup) * 64);
     }
     Softmax upper, lower;
+    float rescale_upper = 1.0F;
+    float rescale_lower = 1.0F;
     for (int32_t block = 0; block < g.blocks; ++block) {
       barrier_wait(full_barrier(shared, slot), parity);
       fence_async_proxy();  // here, for the keys' writer would wait for its loads as well
@@ -128,17 +130,21 @@ __device__ __forceinline__ void score_keys(const Work& work) {
         product_64x64x16(s, q_operand + at, k_operand + at, k != 0);
       }
       wgmma_commit();
+      const bool first = block == 0;
+      if (!first) {  // the sums of the block before, meanwhile
+        upper.add(rescale_upper, block == 1);
+        lower.add(rescale_lower, block == 1);
+      }
       wgmma_wait<0>();
       hold_registers(s);
       if (more && block + 1 == g.blocks) {  // q has been read: the next row's may come
         named_sync(2, kGroup);
         start_query(next_q, shared);
       }
-      const bool first = block == 0;
       const int32_t keys = g.keys_in(block);
       if (keys < kBlock) mask_scores(s, keys);
-      const float rescale_upper = upper.update<0>(s, scale, first);
-      const float rescale_lower = lower.update<2>(s, scale, first);
+      rescale_upper = upper.update<0>(s, scale, first);
+      rescale_lower = lower.update<2>(s, scale, first);
       // The probabilities of the block before have been used.
       barrier_wait(empty_barrier(shared, slot ^ 1), slot == 1 ? parity : parity ^ 1);
       const uint32_t to = shared + kProbabilityAt + head * 128;
@@ -153,11 +159,9 @@ __device__ __forceinline__ void score_keys(const Work& work) {
         store_shared(statistics + kRescaleAt, rescale_upper);
         store_shared(statistics + kRescaleAt + 32, rescale_lower);
       }
-      const bool last = block + 1 == g.blocks;
-      if (!last) tell_probabilities(shared, slot);
-      upper.add(rescale_upper, first);
-      lower.add(rescale_lower, first);
-      if (last) {
+      if (block + 1 == g.blocks) {
+        upper.add(rescale_upper, first);
+        lower.add(rescale_lower, first);
         const float sum_upper = quad_sum(upper.sum);
         const float sum_lower = quad_sum(lower.sum);
         if ((thread & 3) == 0) {
@@ -166,8 +170,8 @@ __device__ __forceinline__ void score_keys(const Work& work) {
           store_shared(statistics + kSumAt, sum_upper);
           store_shared(statistics + kSumAt + 32, sum_lower);
         }
-        tell_probabilities(shared, slot);
       }
+      tell_probabilities(shared, slot);
       parity ^= slot;
       slot ^= 1;
     }
