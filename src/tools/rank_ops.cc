@@ -8,12 +8,6 @@
 #include "base/check.h"
 
 namespace galley::tools {
-namespace {
-
-constexpr int64_t kCopyBytes = 2048;
-
-}  // namespace
-
 Result<std::unique_ptr<RankOps>> RankOps::create(kernels::Ops& inner, int32_t experts,
                                                  int32_t top_k, int64_t rows_max) {
   CHECK(top_k <= experts);
@@ -38,26 +32,14 @@ Result<std::unique_ptr<RankOps>> RankOps::create(kernels::Ops& inner, int32_t ex
   return ops;
 }
 
-void RankOps::route(kernels::Rows<const kernels::Bf16> x, const kernels::WeightView& gate,
-                    std::span<const float* const> bias_of_row,
-                    const kernels::RouterOptions& options, kernels::Rows<int32_t> experts,
-                    kernels::Rows<float> weights, float* margin) {
-  inner().route(x, gate, bias_of_row, options, experts, weights, margin);
-  CHECK(experts.stride == experts.cols && weights.stride == weights.cols);
-  const int64_t bytes = experts.rows * experts.cols * int64_t{sizeof(int32_t)};
-  CHECK(bytes <= choices_.bytes());
-  if (bytes == 0) return;
-  // In pieces, since a device copies each by one block.
-  copies_.clear();
-  const auto add = [this](std::byte* from, void* to, int64_t count) {
-    for (int64_t at = 0; at < count; at += kCopyBytes) {
-      copies_.push_back(
-          {from + at, static_cast<std::byte*>(to) + at, std::min(kCopyBytes, count - at)});
-    }
-  };
-  add(choices_.data(), experts.data, bytes);
-  add(weights_.data(), weights.data, bytes);
-  inner().copy(copies_);
+void RankOps::moe(kernels::Rows<const kernels::Bf16> x, const kernels::MoeWeights& weights,
+                  kernels::Rows<const int32_t> experts, kernels::Rows<const float> expert_weights,
+                  kernels::Rows<kernels::Bf16> y) {
+  CHECK(experts.rows * experts.cols * int64_t{sizeof(int32_t)} <= choices_.bytes());
+  inner().moe(
+      x, weights, {reinterpret_cast<const int32_t*>(choices_.data()), experts.rows, experts.cols},
+      {reinterpret_cast<const float*>(weights_.data()), expert_weights.rows, expert_weights.cols},
+      y);
 }
 
 }  // namespace galley::tools

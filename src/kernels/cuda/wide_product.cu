@@ -50,6 +50,14 @@ int64_t round_tokens(const RowProduct& p, int64_t tokens) {
   return (tiles + kMultiprocessors - 1) / kMultiprocessors * tokens;
 }
 
+// fp8, kBatch chunks a stage.
+template <int kBatch>
+void launch_few(const RowProduct& p, Stream stream) {
+  if (p.x.rows <= 8) return launch_form<WideForm<true, 1, 8, 1, kBatch>>(p, stream);
+  if (p.x.rows <= 32) return launch_form<WideForm<true, 1, 32, 2, kBatch>>(p, stream);
+  launch_form<WideForm<true, 1, 64, 2, kBatch>>(p, stream);
+}
+
 template <bool kFp8>
 void launch_many(const RowProduct& p, Stream stream) {
   const int64_t cost_128 = round_tokens(p, 128);
@@ -79,9 +87,9 @@ bool takes_wide(const RowProduct& p) {
 void launch_wide_product(const RowProduct& p, Stream stream) {
   const int64_t rows = p.x.rows;
   if (p.weight.format == WeightFormat::kFp8Tile32) {
-    if (rows <= 8) return launch_form<WideForm<true, 1, 8, 1, 2>>(p, stream);
-    if (rows <= 32) return launch_form<WideForm<true, 1, 32, 2, 2>>(p, stream);
-    if (rows <= 64) return launch_form<WideForm<true, 1, 64, 2, 2>>(p, stream);
+    // Stages of four chunks where there is an even number of them.
+    const bool fours = p.weight.in % (8 * kWideK) == 0;
+    if (rows <= 64) return fours ? launch_few<4>(p, stream) : launch_few<2>(p, stream);
     if (rows <= 128) return launch_form<WideForm<true, 1, 128, 2, 2>>(p, stream);
     return launch_many<true>(p, stream);
   }

@@ -27,14 +27,18 @@
 // - clusters of four for few rows: 128 blocks of them are not resident at once, twice as slow;
 // - tiles of 128 tokens for many rows: 546 TFLOP/s at 16,384 instead of 680; no clusters: the same
 //   speed with 256 tokens, 20 % slower with 128;
-// - few rows: reading codes a stage ahead of their use: nothing. Two warpgroups with 32 outputs
-//   each, half of wgmma's rows zero: 2 to 14 % faster in that form. Three warpgroups that write
+// - few rows: stages of four chunks instead of two: 12.9 us for 14.2 at 8 rows, 14.0 for 15.8 at
+//   32, 15.9 for 16.8 at 64, and 36 for 21 at 128, whose ring then has two stages. Codes read a
+//   stage ahead of their use: nothing. Two warpgroups with 32 outputs each, half of wgmma's rows
+//   zero: 8 to 18 % slower. y in Q8 by the clusters, whose 128 outputs have one scale, behind a
+//   meeting of both blocks: 15.4 us for 15.6 with a launch of its own at 8 rows, 18.2 for 18.9 at
+//   64, but 46 instead of 39 with wo_b inside a decode step of 64 rows. Three warpgroups that write
 //   bf16 to shared memory and one that multiplies it: 15 to 17 us, but wrong at times, for a reason
 //   that was not found; its parts alone: without products 12.8 us, without stores either 10.3.
 //
 // What limits it now: power for many rows. For few rows of fp8 a warpgroup's own latencies, about
-// 280 ns for 64 of K whatever the number of tokens; the next step is more of K a stage, so that
-// waiting and handing back happen less often.
+// 200 to 250 ns for 64 of K whatever the number of tokens: codes read two at a time, widened by one
+// warp a scheduler. Codes in wgmma's order in memory, four a load, would be the next step.
 #pragma once
 
 #include <cuda_bf16.h>
