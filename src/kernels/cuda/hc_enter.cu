@@ -352,7 +352,8 @@ __device__ __forceinline__ void sum_slices(const float* const (&from)[kRows], in
 
 // By one warp.
 template <int kAtOnce>
-__device__ void coefficients(const FinishArguments& args, int64_t first_row) {
+__device__ void coefficients(const FinishArguments& args, const MixWeights& weights,
+                             int64_t first_row) {
   if (first_row >= args.x.rows) return;
   const float* from[kFinishRows];
 #pragma unroll
@@ -362,7 +363,7 @@ __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
   }
   float sum[kFinishRows];
   sum_slices<kAtOnce>(from, args.slices, sum);
-  write_mixes(args, first_row, sum);
+  write_mixes(args, weights, first_row, sum);
 }
 
 // A block has two rows, each of them threads that scale x. Of few rows a last warp makes their
@@ -371,15 +372,29 @@ __device__ void coefficients(const FinishArguments& args, int64_t first_row) {
 template <bool kWhole, bool kMakesTiles, int kAtOnce>
 __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp, kAtOnce > 8 ? 1 : 2)
     finish_kernel(FinishArguments args) {
-  await_earlier();
   const int threads = args.row_threads;
+  const int64_t hidden = args.x.cols;
+  const int first = static_cast<int>(threadIdx.x) % threads;
+  constexpr bool kAlone = kAtOnce > 8;  // then weights are asked for before the wait
+  MixWeights mix_weights;
+  uint4 norm_weights[kScaleVectors];
+  const auto load_norm = [&](int i) {
+    norm_weights[i] = load8<kWhole>(args.norm_weight, first + i * threads, hidden);
+  };
+  if constexpr (kAlone) {
+    mix_weights.load(args.weights);
+#pragma unroll
+    for (int i = 0; i < kScaleVectors; ++i) load_norm(i);
+  }
+  await_earlier();
+  if constexpr (!kAlone) mix_weights.load(args.weights);
   int64_t pair = blockIdx.x;
   if (args.mixes_apart) {
     const int warps = kFinishRows * threads / kWarp;
     const int64_t turn = blockIdx.x / (warps + 1);
     const int in_turn = static_cast<int>(blockIdx.x % (warps + 1));
     if (in_turn == warps) {
-      coefficients<kAtOnce>(args, (turn * warps + threadIdx.x / kWarp) * kFinishRows);
+      coefficients<kAtOnce>(args, mix_weights, (turn * warps + threadIdx.x / kWarp) * kFinishRows);
       return;
     }
     pair = turn * warps + in_turn;
@@ -387,15 +402,13 @@ __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp, kAtOnce
   const int64_t first_row = pair * kFinishRows;
   const int which = static_cast<int>(threadIdx.x) / threads;
   if (which == kFinishRows) {
-    coefficients<kAtOnce>(args, first_row);
+    coefficients<kAtOnce>(args, mix_weights, first_row);
     return;
   }
   const int64_t row = first_row + which;
   if (row >= args.x.rows) return;
   Bf16* x = row_of(args.x, row);
   const float* const squares_of[1] = {args.partials + row * args.slices * kPartials + kOutSquares};
-  const int64_t hidden = args.x.cols;
-  const int first = static_cast<int>(threadIdx.x) % threads;
   uint4 raw[kScaleVectors];
 #pragma unroll
   for (int i = 0; i < kScaleVectors; ++i) raw[i] = load8<kWhole>(x, first + i * threads, hidden);
@@ -405,8 +418,8 @@ __global__ void __launch_bounds__(kFinishRows* kScaleThreadsMax + kWarp, kAtOnce
 #pragma unroll
   for (int i = 0; i < kScaleVectors; ++i) {
     const int64_t vector = first + i * threads;
-    const uint4 w = load8<kWhole>(args.norm_weight, vector, hidden);
-    const uint4 result = normed(raw[i], inverse, w);
+    if constexpr (!kAlone) load_norm(i);
+    const uint4 result = normed(raw[i], inverse, norm_weights[i]);
     store8<kWhole>(x, vector, hidden, result);
     if constexpr (kMakesTiles) {  // half a warp has 128 channels: all of them or none
       const TileCodes codes = tile_codes(result);

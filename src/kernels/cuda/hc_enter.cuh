@@ -202,10 +202,23 @@ inline __device__ float sinkhorn(float a, const HcOptions& options) {
   return a;
 }
 
+// What a lane's mixes are made with: constant, so it may be asked for before any wait.
+struct MixWeights {
+  float gate_scale, gate_base, comb_scale, comb_base;
+
+  __device__ __forceinline__ void load(const HcWeights& weights) {
+    const int place = threadIdx.x % 16;
+    gate_scale = __ldg(weights.scale + place / 4 % 2);
+    gate_base = __ldg(weights.base + place % 8);
+    comb_scale = __ldg(weights.scale + 2);
+    comb_base = __ldg(weights.base + 8 + place);
+  }
+};
+
 constexpr int kFinishRows = 2;  // of a block
 // The mixes of rows `first_row` and the next from their sums, index `lane` of each, by one warp.
-__device__ __forceinline__ void write_mixes(const FinishArguments& args, int64_t first_row,
-                                            const float (&sum)[kFinishRows]) {
+__device__ __forceinline__ void write_mixes(const FinishArguments& args, const MixWeights& weights,
+                                            int64_t first_row, const float (&sum)[kFinishRows]) {
   const int lane = threadIdx.x % kWarp;
   const int place = lane % 16;
   const int64_t row = first_row + lane / 16;
@@ -215,10 +228,9 @@ __device__ __forceinline__ void write_mixes(const FinishArguments& args, int64_t
     return lane < 16 ? first : second;
   };
   const float nu = inverse_rms(mix(kSquares), kStreams * args.x.cols, args.options.norm_eps);
-  const float* scale = args.weights.scale;
-  const float* base = args.weights.base;
-  const float gate = mix(place % 8) * nu * scale[place / 4 % 2] + base[place % 8];
-  const float a = sinkhorn(mix(8 + place) * nu * scale[2] + base[8 + place], args.options);
+  const float gate = mix(place % 8) * nu * weights.gate_scale + weights.gate_base;
+  const float a =
+      sinkhorn(mix(8 + place) * nu * weights.comb_scale + weights.comb_base, args.options);
   if (row >= args.x.rows) return;
   row_of(args.mix.comb, row)[place] = a;
   if (place < kStreams) {

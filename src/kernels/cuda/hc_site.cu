@@ -293,7 +293,7 @@ struct Site {
   }
 
   // The mixes of this block's pairs of rows.
-  __device__ __forceinline__ void make_mixes() const {
+  __device__ __forceinline__ void make_mixes(const MixWeights& weights) const {
     const int lane = threadIdx.x % kWarp;
     const int blocks = static_cast<int>(gridDim.x);
     const int slices = blocks * kBlockSlices;
@@ -308,7 +308,7 @@ struct Site {
 #pragma unroll
         for (int r = 0; r < kFinishRows; ++r) sum[r] += from[(r * slices + slice) * kPartials];
       }
-      write_mixes(args.finish, at, sum);
+      write_mixes(args.finish, weights, at, sum);
     }
   }
 };
@@ -324,6 +324,7 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
   const int shares = warp - (kBlockGroups + kMixWarps - kSharedGroups);  // a group, from 0 on
   uint4* weights = shared.weights + warp * kGroupPieces;
   uint4 norm_weight = {};
+  MixWeights mix_weights = {};
   const Site site{args, shared, int64_t{blockIdx.y} * kRows};
   if (has_group) {  // constant: before the wait
     norm_weight = load8<true>(args.finish.norm_weight, site.vector(), args.project.x.cols);
@@ -337,9 +338,12 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
     for (int i = 0; i < kStreams * kTiles; ++i) {
       store_weights(w[i / kTiles][i % kTiles], weights, i / kTiles, i % kTiles);
     }
-  } else if (shares >= 0) {
-    norm_weight =
-        load8<true>(args.finish.norm_weight, site.shared_vector(shares), args.project.x.cols);
+  } else {
+    mix_weights.load(args.finish.weights);
+    if (shares >= 0) {
+      norm_weight =
+          load8<true>(args.finish.norm_weight, site.shared_vector(shares), args.project.x.cols);
+    }
   }
   await_earlier();
   Site::Loaded loaded = {};
@@ -354,7 +358,7 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
     cluster_arrive();
     cluster_wait();
     if (shares >= 0 && site.makes_tiles()) site.scale_shared_group(shares, norm_weight);
-    site.make_mixes();
+    site.make_mixes(mix_weights);
     return;
   }
   Tile tile = {};

@@ -13,16 +13,16 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/product_tile.cuh"
+#include "kernels/cuda/split_product.h"
 
 namespace galley::kernels::cuda {
 namespace {
 
 constexpr int kParts = 8;  // of every sum
 constexpr int kSplitThreads = 32 * kParts;
-constexpr int kManyWarps = 4;
 constexpr int64_t kOutputsMax = 1024;
 constexpr int64_t kWidthMin = 2048;
-constexpr int64_t kSplitRowsMax = 256;  // beyond it inputs are read too often
+constexpr int64_t kSplitRowsMax = 128;  // beyond it inputs are read too often
 
 // The product that strip `strip` of 16 outputs is of, and its number there; null: of none.
 __device__ __forceinline__ const RowProduct* find_strip(const ProductSet& set, int64_t& strip) {
@@ -43,18 +43,77 @@ __device__ __forceinline__ void store(const RowProduct& p, int64_t output, int64
   }
 }
 
-// Part `part` of a strip's sums for rows from `first` on.
+// Of 32 neighbouring K a row's four lanes load 8 each; for the first and the last 16 of them every
+// lane then has 4: lanes exchange their upper halves with the lane two further.
+__device__ __forceinline__ void share_halves(uint4 raw, uint2 (&of)[2]) {
+  const uint2 low = {raw.x, raw.y};
+  const uint2 other = {__shfl_xor_sync(0xFFFFFFFFU, raw.z, 2),
+                       __shfl_xor_sync(0xFFFFFFFFU, raw.w, 2)};
+  const bool first = threadIdx.x % 4 < 2;
+  of[0] = first ? low : other;
+  of[1] = first ? other : low;
+}
+
+// Part `part` of a strip's sums for rows from `first` on. Each mma has 16 of K that lie together,
+// so that wgmma (split_product.cu) makes the same sums.
 template <int kTiles, int kAhead>
 __device__ __forceinline__ void sum_part(const RowProduct& p, int64_t output, int64_t first,
                                          int part, float (&sums)[kTiles][4]) {
+  constexpr int kPieces = kAhead * kTileK / 32;
+  const int lane = static_cast<int>(threadIdx.x % 32);
   const int64_t width = p.weight.in / kParts;
-  product_range<WeightFormat::kBf16, kTiles, kAhead>(
-      p.weight, output, part * width, (part + 1) * width,
-      [&](int t) -> const Bf16* {
-        const int64_t row = first + 8 * t + threadIdx.x % 32 / 4;
-        return row < p.x.rows ? row_at(p.x, row) : nullptr;
-      },
-      false, await_earlier, sums);
+  const int64_t begin = part * width + lane % 4 * 8;
+  const Bf16* weights[2];
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int64_t row = output + lane / 4 + 8 * half;
+    const auto* from = static_cast<const Bf16*>(p.weight.data) + row * p.weight.in + begin;
+    weights[half] = row < p.weight.out ? from : nullptr;
+  }
+  const Bf16* x[kTiles];
+#pragma unroll
+  for (int t = 0; t < kTiles; ++t) {
+    const int64_t row = first + 8 * t + lane / 4;
+    x[t] = row < p.x.rows ? row_at(p.x, row) + begin : nullptr;
+#pragma unroll
+    for (int e = 0; e < 4; ++e) sums[t][e] = 0.0F;
+  }
+  const auto load = [width](const Bf16* row, int64_t k) {  // zeros change no sum
+    return row != nullptr && k < width ? *reinterpret_cast<const uint4*>(row + k) : uint4{};
+  };
+#pragma unroll 1
+  for (int64_t k = 0; k < width; k += kAhead * kTileK) {
+    uint4 stored[kPieces][2];
+    uint4 inputs[kPieces][kTiles];
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) stored[i][half] = load(weights[half], k + 32 * i);
+    }
+    if (k == 0) await_earlier();  // weights are constant
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) inputs[i][t] = load(x[t], k + 32 * i);
+    }
+#pragma unroll
+    for (int i = 0; i < kPieces; ++i) {
+      uint2 upper[2];
+      uint2 lower[2];
+      share_halves(stored[i][0], upper);
+      share_halves(stored[i][1], lower);
+#pragma unroll
+      for (int t = 0; t < kTiles; ++t) {
+        uint2 b[2];
+        share_halves(inputs[i][t], b);
+#pragma unroll
+        for (int j = 0; j < 2; ++j) {
+          const uint32_t a[4] = {upper[j].x, lower[j].x, upper[j].y, lower[j].y};
+          multiply_add(sums[t], a, b[j].x, b[j].y);
+        }
+      }
+    }
+  }
 }
 
 template <int kTiles, int kAhead>
@@ -78,34 +137,11 @@ __global__ void __launch_bounds__(kSplitThreads)
   }
 }
 
-__global__ void __launch_bounds__(32 * kManyWarps)
-    many_rows_kernel(const __grid_constant__ ProductSet set) {
-  constexpr int kTiles = 4;
-  int64_t strip = int64_t{blockIdx.x} * kManyWarps + threadIdx.x / 32;
-  const RowProduct* p = find_strip(set, strip);
-  if (p == nullptr) return await_earlier();
-  const int64_t output = strip * kTileOutputs;
-  const int64_t first = int64_t{blockIdx.y} * 8 * kTiles;
-  float totals[kTiles][4] = {};
-  for (int part = 0; part < kParts; ++part) {
-    float sums[kTiles][4];
-    sum_part<kTiles, 1>(*p, output, first, part, sums);
-#pragma unroll
-    for (int t = 0; t < kTiles; ++t) {
-#pragma unroll
-      for (int e = 0; e < 4; ++e) totals[t][e] += sums[t][e];
-    }
-  }
-  each_sum<kTiles>(output, totals,
-                   [&](int64_t o, int row, float sum) { store(*p, o, first + row, sum); });
-}
-
 }  // namespace
 
 bool takes_narrow(const RowProduct& p) {
-  return p.weight.format == WeightFormat::kBf16 && !p.weight.folded && p.groups == 1 &&
-         p.weight.out <= kOutputsMax && p.weight.in >= kWidthMin &&
-         p.weight.in % (kParts * kTileK) == 0;
+  return p.weight.out <= kOutputsMax && p.weight.in >= kWidthMin &&
+         p.weight.in % (kParts * kTileK) == 0 && split_product_supports(p);
 }
 
 void launch_narrow(const ProductSet& set, Stream stream) {
@@ -124,9 +160,7 @@ void launch_narrow(const ProductSet& set, Stream stream) {
   } else if (rows <= kSplitRowsMax) {
     launch_kernel(split_kernel<4, 2>, {dim3(blocks, row_blocks), kSplitThreads}, stream, set);
   } else {
-    launch_kernel(many_rows_kernel,
-                  {dim3((blocks + kManyWarps - 1) / kManyWarps, row_blocks), 32 * kManyWarps},
-                  stream, set);
+    split_products(stream, set, set.products[0].weight.in / kParts);
   }
 }
 

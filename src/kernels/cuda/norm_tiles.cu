@@ -25,10 +25,15 @@ constexpr int kKeyVectors = 2;  // widths up to 512
 // Blocks of (threads of a row, rows of a block); `row_blocks` of them, then the keys', a warp each.
 __global__ void __launch_bounds__(kThreadsMax)
     norm_tiles_kernel(const __grid_constant__ NormTiles norm, int32_t row_blocks) {
-  await_earlier();
   const auto block = static_cast<int32_t>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
+  uint4 weights[kNormVectors];  // constant: before the wait
+#pragma unroll
+  for (int i = 0; i < kNormVectors; ++i) {
+    weights[i] = load8<true>(norm.weight, thread + i * threads, norm.x.cols);
+  }
+  await_earlier();
   if (block >= row_blocks) {
     const WindowKeys& keys = norm.keys;
     const int flat = static_cast<int>(threadIdx.y) * threads + thread;
@@ -66,8 +71,7 @@ __global__ void __launch_bounds__(kThreadsMax)
   for (int i = 0; i < kNormVectors; ++i) {
     const int64_t vector = thread + i * threads;
     if (vector / kWarp * kWarp >= vectors) break;  // for the whole warp
-    const TileCodes codes =
-        tile_codes(normed(raw[i], inverse, load8<true>(norm.weight, vector, norm.x.cols)));
+    const TileCodes codes = tile_codes(normed(raw[i], inverse, weights[i]));
     if (inside && vector < vectors) store_codes(norm.tiles, row, vector, codes);
   }
 }

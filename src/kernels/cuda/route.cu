@@ -6,7 +6,7 @@
 // K is cut into splits of 320; a split's sum is one chain of products from zero, splits are added
 // in order. Few rows put splits on different blocks, which leave their sums in memory for the
 // choice to add; many rows go through all splits in one block, by wgmma where a gate is as wide as
-// a release's (gate_product.cu). All make the same chains and the same additions: mma.sync and
+// a release's (split_product.cu). All make the same chains and the same additions: mma.sync and
 // wgmma add 16 of K to a sum with the same bits (CudaReleasedRows.RouterDoesNotSeeOtherRows). The
 // choice is a warp a row: a maximum per place, experts in registers, the lower id wins a tie; of
 // few rows a block has one, since then only latency counts. Biases are there before the step's
@@ -20,12 +20,12 @@
 #include <type_traits>
 
 #include "kernels/cuda/exponential.cuh"
-#include "kernels/cuda/gate_product.h"
 #include "kernels/cuda/mma_bf16.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/route.h"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sm90.cuh"
+#include "kernels/cuda/split_product.h"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -34,7 +34,7 @@ constexpr int kSplit = 320;
 constexpr int kStep = 64;               // of K in one stage
 constexpr int kPitch = kStep * 2 + 16;  // bytes; 16 more, so that eight rows meet different banks
 constexpr int64_t kFewRows = 1024;
-constexpr int64_t kSplitRows = 256;  // above, gate_product where it can
+constexpr int64_t kSplitRows = 256;  // above, split_products where they can
 static_assert(kSplit % kStep == 0);
 
 // A block's tile and the warps it is shared among; a warp's part is 16 kRowTiles x 8 kColumnTiles.
@@ -511,9 +511,18 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
         options.top_k <= kRoutedTopKMax);
   if (x.rows == 0) return;
   const bool few = x.rows <= kFewRows;
-  const Rows<const Bf16> gate_rows(gate, expert_count, x.cols);
-  const bool whole_sums = x.rows > kSplitRows && gate_product_supports(x, gate_rows);
-  const GateArguments args{x, gate_rows, static_cast<float*>(workspace),
+  constexpr int64_t kExpertsMin = 128;  // as wide as a release's
+  constexpr int64_t kInMin = 1024;
+  ProductSet products;  // by wgmma
+  products.count = 1;
+  products.products[0] = {
+      .x = x,
+      .weight = {WeightFormat::kBf16, expert_count, x.cols, gate, nullptr},
+      .y_f32 = Rows<float>(static_cast<float*>(workspace), x.rows, expert_count)};
+  const bool whole_sums = x.rows > kSplitRows && expert_count >= kExpertsMin && x.cols >= kInMin &&
+                          split_product_supports(products.products[0]);
+  const GateArguments args{x, Rows<const Bf16>(gate, expert_count, x.cols),
+                           static_cast<float*>(workspace),
                            whole_sums ? 1 : split_count(x.rows, x.cols)};
   const bool whole = is_whole(x) && is_whole(gate, x.cols);
   const ChoiceArguments choice{args.logits, args.splits, static_cast<int32_t>(expert_count),
@@ -526,7 +535,7 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
     return;
   }
   if (whole_sums) {
-    gate_product(stream, x, gate_rows, kSplit, args.logits);
+    split_products(stream, products, kSplit);
   } else if (few && whole) {
     launch_gate<FewRows, true, true>(stream, args);
   } else if (few) {

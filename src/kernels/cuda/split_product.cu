@@ -1,28 +1,29 @@
-// The gate's product of many rows by wgmma: logits of all experts, each split's sum one chain from
-// zero, splits added in order. The bits are those of route.cu's kernels for few rows.
+// Products of many rows with narrow bf16 weights by wgmma, sums in parts: each part's one chain
+// from zero, parts added in order. The gate's 384 x 5,120, and a compressor's two of 512 x 5,120
+// with the indexer's 32. The bits are those of the kernels for few rows (route.cu,
+// narrow_product.cu), since mma.sync and wgmma add the same 16 of K to a sum with the same bits.
 //
-// Floor at the released shape (384 x 5,120), 16,384 rows: 64 GFLOP, 95 us at 680 TFLOP/s.
+// Floor, 16,384 rows: the gate's 64 GFLOP 95 us at 680 TFLOP/s, the compressor's 177 GFLOP 260.
 //
-// Design. A cluster of two blocks has all experts of 384 and a block of tokens: experts are A of
-// wgmma, 64 a warpgroup, three of them a block; tokens are B, and come to both blocks at once, half
-// from each. So a block reads 24 KB of weights and half of 16 KB of tokens for 64 of K, which is
-// what the L2 bears. Sums of a split and of those before it are two sets of registers, which three
-// warpgroups and 128 tokens leave room for. Blocks of 64 or 32 tokens share weights worse, and are
-// taken where larger ones would leave multiprocessors idle.
+// Design. A cluster of two blocks has six strips of 64 outputs, whichever matrices they are of, and
+// a block of tokens: outputs are A of wgmma, a strip a warpgroup, three of them a block; tokens are
+// B, and come to both blocks at once, half from each. So a block reads 24 KB of weights and half of
+// 16 KB of tokens for 64 of K, which is what the L2 bears. Sums of a part and of those before it
+// are two sets of registers, which three warpgroups and 128 tokens leave room for. Blocks of 64 or
+// 32 tokens share weights worse, and are taken where larger ones would leave multiprocessors idle.
 //
-// Measured on an H200, the choice included: 138 us for 16,384 rows, where mma.sync took 345. The
-// choice takes about 40 of them, so the product has some 650 TFLOP/s, and is no longer first to
-// look at.
+// Measured on an H200, the choice included: gate of 16,384 rows 138 us, where mma.sync took 345.
+// The choice takes about 40 of them, so the product has some 650 TFLOP/s.
 #include <algorithm>
 
 #include "base/check.h"
-#include "kernels/cuda/gate_product.h"
 #include "kernels/cuda/launch_product.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
+#include "kernels/cuda/split_product.h"
 #include "kernels/cuda/tensor_map.cuh"
 #include "kernels/cuda/wgmma_bf16.cuh"
 
@@ -31,43 +32,69 @@ namespace {
 
 constexpr int kChunkK = 64;  // of a stage
 constexpr int kChunkBytes = kChunkK * 2;
-constexpr int kStrip = 64;  // experts of a warpgroup
+constexpr int kStrip = 64;  // outputs of a warpgroup
+constexpr int kStripBytes = kStrip * kChunkBytes;
 
 template <int kTokensIn>
-struct GateForm {
+struct SplitForm {
   static constexpr int kTokens = kTokensIn;
   static constexpr int kStrips = 3;
   static constexpr int kCluster = 2;
-  static constexpr int kOutputs = kStrips * kStrip;
   static constexpr int kThreads = (kStrips + 1) * 128;  // registers are dealt in warpgroups
   static constexpr int kBoxTokens = kTokens / kCluster;
   static constexpr int kWeightsAt = kTokens * kChunkBytes;
-  static constexpr int kWeightBytes = kOutputs * kChunkBytes;
-  static constexpr int kStageBytes = kWeightsAt + kWeightBytes;
+  static constexpr int kStageBytes = kWeightsAt + kStrips * kStripBytes;
   static constexpr int kStages = (225 * 1024 - 2048) / kStageBytes;
   static constexpr int kSharedBytes = kStages * kStageBytes + 2048;
   static_assert(kBoxTokens % 8 == 0);
 };
 
-struct GateProduct {
-  CUtensorMap gate;  // boxes of a block's experts x 64
-  CUtensorMap x;     // boxes of a block's part of the tokens x 64
-  float* logits;
+// One matrix of a set.
+struct SplitPart {
+  Rows<Bf16> y;
+  Rows<float> y_f32;
+  int32_t outputs;
+  int32_t strips;
+};
+struct SplitArguments {
+  CUtensorMap x;                          // boxes of a block's part of the tokens x 64
+  CUtensorMap weights[ProductSet::kMax];  // boxes of a strip x 64
+  SplitPart parts[ProductSet::kMax];
+  int32_t count;
   int32_t chunks;  // of 64
   int32_t split_chunks;
-  int32_t experts;
   int32_t rows;
-  int32_t tiles;  // of a cluster's experts
+  int32_t tiles;  // of a cluster's strips
   int32_t token_blocks;
 };
 
+// Where a strip of the set is; part = count: nowhere.
+struct StripPlace {
+  int32_t part;
+  int32_t output;
+};
+__device__ __forceinline__ StripPlace find_strip(const SplitArguments& args, int32_t strip) {
+  int32_t part = 0;
+  for (; part < args.count; ++part) {
+    if (strip < args.parts[part].strips) break;
+    strip -= args.parts[part].strips;
+  }
+  return {part, strip * kStrip};
+}
+// The first of this block's.
+template <class Form>
+__device__ __forceinline__ int32_t first_strip(const SplitArguments& args, int32_t item) {
+  const int32_t block = item % args.tiles * Form::kCluster + static_cast<int32_t>(cluster_rank());
+  return block * Form::kStrips;
+}
+
 // One warpgroup's sums over all of K.
 template <class Form>
-__device__ __forceinline__ void sum_tokens(const GateProduct& args, uint32_t ring, uint32_t full,
+__device__ __forceinline__ void sum_tokens(const SplitArguments& args, uint32_t ring, uint32_t full,
                                            uint32_t empty, int32_t strip, RingPlace& place,
                                            float (&total)[Form::kTokens / 2]) {
   const uint32_t lane = threadIdx.x & 31;
-  const uint32_t a = warp_uniform(Form::kWeightsAt + strip * kStrip * kChunkBytes);
+  const uint32_t a = warp_uniform(Form::kWeightsAt + strip * kStripBytes);
   const auto release = [&](uint32_t barrier) {
     __syncwarp();
     if (lane < Form::kCluster) barrier_arrive_remote(empty + barrier, lane);
@@ -106,24 +133,37 @@ __device__ __forceinline__ void sum_tokens(const GateProduct& args, uint32_t rin
 // The threads that copy: one brings weights, which are constant, the other one this block's half of
 // the tokens to both blocks, behind the kernel that makes them.
 template <class Form>
-__device__ __forceinline__ void produce(const GateProduct& args, bool copies_weights, uint32_t ring,
-                                        uint32_t full, uint32_t empty) {
-  prefetch_map(copies_weights ? args.gate : args.x);
-  if (!copies_weights) await_earlier();
+__device__ __forceinline__ void produce(const SplitArguments& args, bool copies_weights,
+                                        uint32_t ring, uint32_t full, uint32_t empty) {
+  if (!copies_weights) {
+    prefetch_map(args.x);
+    await_earlier();
+  }
   const auto rank = static_cast<int32_t>(cluster_rank());
   const int32_t items = args.tiles * args.token_blocks;
   RingPlace place;
   for (int32_t item = blockIdx.x / Form::kCluster; item < items;
        item += gridDim.x / Form::kCluster) {
-    const int32_t output = (item % args.tiles * Form::kCluster + rank) * Form::kOutputs;
+    StripPlace strips[Form::kStrips];
+    uint32_t weight_bytes = 0;
+#pragma unroll
+    for (int32_t i = 0; i < Form::kStrips; ++i) {
+      strips[i] = find_strip(args, first_strip<Form>(args, item) + i);
+      if (strips[i].part < args.count) weight_bytes += kStripBytes;
+    }
     const int32_t token = item / args.tiles * Form::kTokens + rank * Form::kBoxTokens;
     for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
       barrier_wait(empty + place.barrier, place.parity ^ 1);
       const uint32_t barrier = full + place.barrier;
       const uint32_t to = ring + place.bytes;
       if (copies_weights) {
-        barrier_expect(barrier, Form::kWeightBytes);
-        box_load(to + Form::kWeightsAt, args.gate, chunk * kChunkK, output, barrier);
+        barrier_expect(barrier, weight_bytes);
+#pragma unroll
+        for (int32_t i = 0; i < Form::kStrips; ++i) {
+          if (strips[i].part == args.count) continue;
+          box_load(to + Form::kWeightsAt + i * kStripBytes, args.weights[strips[i].part],
+                   chunk * kChunkK, strips[i].output, barrier);
+        }
       } else {
         constexpr uint16_t kAll = (1 << Form::kCluster) - 1;
         barrier_expect(barrier, Form::kWeightsAt);
@@ -137,7 +177,7 @@ __device__ __forceinline__ void produce(const GateProduct& args, bool copies_wei
 
 template <class Form>
 __global__ void __launch_bounds__(Form::kThreads, 1)
-    gate_product_kernel(const __grid_constant__ GateProduct args) {
+    split_product_kernel(const __grid_constant__ SplitArguments args) {
   extern __shared__ uint8_t shared_memory[];
   const uint32_t ring = (shared_address(shared_memory) + 1023) & ~1023U;
   const uint32_t full = ring + Form::kStages * Form::kStageBytes;
@@ -169,18 +209,27 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
          item += gridDim.x / Form::kCluster) {
       float total[Form::kTokens / 2];
       sum_tokens<Form>(args, ring, full, empty, warp / 4, place, total);
-      const int32_t tile =
-          item % args.tiles * Form::kCluster + static_cast<int32_t>(cluster_rank());
-      const int32_t expert = tile * Form::kOutputs + warp * 16 + (lane >> 2);
+      const StripPlace strip = find_strip(args, first_strip<Form>(args, item) + warp / 4);
+      if (strip.part == args.count) continue;
+      const SplitPart& part = args.parts[strip.part];
+      const int32_t output = strip.output + warp % 4 * 16 + (lane >> 2);
       const int32_t token = item / args.tiles * Form::kTokens + 2 * (lane & 3);
+      const auto store = [&](int64_t row, int32_t at, float sum) {
+        if (at >= part.outputs) return;
+        if (part.y.data != nullptr) {
+          row_of(part.y, row)[at].bits = static_cast<uint16_t>(pack_bf16(sum, 0.0F));
+        } else {
+          row_of(part.y_f32, row)[at] = sum;
+        }
+      };
 #pragma unroll
       for (int32_t j = 0; j < Form::kTokens / 8; ++j) {
 #pragma unroll
         for (int32_t i = 0; i < 2; ++i) {
-          if (token + 8 * j + i >= args.rows) continue;
-          float* to = args.logits + int64_t{token + 8 * j + i} * args.experts;
-          if (expert < args.experts) to[expert] = total[4 * j + i];
-          if (expert + 8 < args.experts) to[expert + 8] = total[4 * j + 2 + i];
+          const int32_t row = token + 8 * j + i;
+          if (row >= args.rows) continue;
+          store(row, output, total[4 * j + i]);
+          store(row, output + 8, total[4 * j + 2 + i]);
         }
       }
     }
@@ -189,22 +238,27 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
 }
 
 template <class Form>
-void launch(Stream stream, Rows<const Bf16> x, Rows<const Bf16> gate, int64_t split,
-            float* logits) {
-  const auto kernel = gate_product_kernel<Form>;
+void launch(Stream stream, const ProductSet& set, int64_t split) {
+  const auto kernel = split_product_kernel<Form>;
   static const LaunchLimits limits =
       LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
-  constexpr int64_t kTile = Form::kOutputs * Form::kCluster;
-  GateProduct args{};
-  args.gate =
-      matrix_map(gate.data, gate.rows, gate.cols, gate.stride * 2, 2, Form::kOutputs, kChunkK);
+  const Rows<const Bf16>& x = set.products[0].x;
+  SplitArguments args{};
   args.x = matrix_map(x.data, x.rows, x.cols, x.stride * 2, 2, Form::kBoxTokens, kChunkK);
-  args.logits = logits;
+  int32_t strips = 0;
+  for (int32_t i = 0; i < set.count; ++i) {
+    const RowProduct& one = set.products[i];
+    args.weights[i] =
+        matrix_map(one.weight.data, one.weight.out, x.cols, x.cols * 2, 2, kStrip, kChunkK);
+    args.parts[i] = {one.y, one.y_f32, static_cast<int32_t>(one.weight.out),
+                     static_cast<int32_t>(divide_up(one.weight.out, kStrip))};
+    strips += args.parts[i].strips;
+  }
+  args.count = set.count;
   args.chunks = static_cast<int32_t>(x.cols / kChunkK);
   args.split_chunks = static_cast<int32_t>(split / kChunkK);
-  args.experts = static_cast<int32_t>(gate.rows);
   args.rows = static_cast<int32_t>(x.rows);
-  args.tiles = static_cast<int32_t>(divide_up(gate.rows, kTile));
+  args.tiles = static_cast<int32_t>(divide_up(strips, Form::kStrips * Form::kCluster));
   args.token_blocks = static_cast<int32_t>(divide_up(x.rows, Form::kTokens));
   const int32_t blocks = args.tiles * args.token_blocks * Form::kCluster;
   launch_kernel(kernel,
@@ -215,30 +269,37 @@ void launch(Stream stream, Rows<const Bf16> x, Rows<const Bf16> gate, int64_t sp
 
 }  // namespace
 
-bool gate_product_supports(Rows<const Bf16> x, Rows<const Bf16> gate) {
-  constexpr int64_t kExpertsMin = 128;
-  constexpr int64_t kInMin = 1024;
-  return gate.rows >= kExpertsMin && x.cols >= kInMin && x.cols % kChunkK == 0 && is_whole(x) &&
-         is_whole(gate);
+bool split_product_supports(const RowProduct& product) {
+  const WeightView& w = product.weight;
+  return w.format == WeightFormat::kBf16 && !w.folded && product.groups == 1 && !product.quantise &&
+         w.in % kChunkK == 0 && is_whole(product.x) &&
+         is_whole(static_cast<const Bf16*>(w.data), w.in);
 }
 
-void gate_product(Stream stream, Rows<const Bf16> x, Rows<const Bf16> gate, int64_t split,
-                  float* logits) {
-  CHECK(gate_product_supports(x, gate) && split % kChunkK == 0);
+void split_products(Stream stream, const ProductSet& set, int64_t split) {
+  if (set.count == 0 || set.products[0].x.rows == 0) return;
+  CHECK(split % kChunkK == 0);
+  int64_t strips = 0;
+  for (int32_t i = 0; i < set.count; ++i) {
+    CHECK(split_product_supports(set.products[i]));
+    CHECK(set.products[i].x.data == set.products[0].x.data);
+    strips += divide_up(set.products[i].weight.out, kStrip);
+  }
   // Rounds of all clusters, times what a round takes.
   const auto cost = [&](int64_t tokens, double round) {
     constexpr int64_t kClusters = 66;
-    return static_cast<double>(divide_up(divide_up(x.rows, tokens), kClusters)) * round;
+    const int64_t items = divide_up(strips, 6) * divide_up(set.products[0].x.rows, tokens);
+    return static_cast<double>(divide_up(items, kClusters)) * round;
   };
   const double of_128 = cost(128, 1.0);
   const double of_64 = cost(64, 0.6);
   const double of_32 = cost(32, 0.45);
   if (of_128 <= std::min(of_64, of_32)) {
-    launch<GateForm<128>>(stream, x, gate, split, logits);
+    launch<SplitForm<128>>(stream, set, split);
   } else if (of_64 <= of_32) {
-    launch<GateForm<64>>(stream, x, gate, split, logits);
+    launch<SplitForm<64>>(stream, set, split);
   } else {
-    launch<GateForm<32>>(stream, x, gate, split, logits);
+    launch<SplitForm<32>>(stream, set, split);
   }
 }
 
