@@ -187,7 +187,7 @@ TEST_F(CudaReleasedRows, RouterDoesNotSeeOtherRows) {
 }
 
 // Compressors and the indexer's head weights, together as a layer asks for them: other kernels from
-// 9 and 257 rows on. Each sum is also close to the exact one.
+// 9 and 129 rows on. Each sum is also close to the exact one.
 TEST_F(CudaReleasedRows, NarrowExactProductsDoNotSeeOtherRows) {
   Random random(84);
   constexpr int64_t kRows = 300;
