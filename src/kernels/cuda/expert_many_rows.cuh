@@ -35,14 +35,13 @@
 //
 // Tried:
 // - scales packed as bf16 pairs by a warp of its own: half of their reads, but two more ALU
-//   operations for two tokens: 3 to 8 % slower.
+//   operations for two tokens: 4 to 9 % slower.
 // - products strictly in turns between the warpgroups, by barriers, so that one unpacks while the
-//   other one multiplies: 0 to 4 % slower.
-// - the next chunk's weights unpacked while the last parts are multiplied (192 and 224 tokens): 5
-// to
-//   10 % slower than 256 tokens without it at 52 experts; its codes read behind the last products'
-//   start: 3 to 8 % slower. All of a part's scales asked for before its products: 240 registers,
-//   5 % slower.
+//   other one multiplies: up to 4 % slower.
+// - the next chunk's weights unpacked while the last parts are multiplied (192 and 224 tokens):
+//   5 to 8 % slower than 256 tokens without it, at 52 experts; its codes read behind the last
+//   products' start: 1 to 8 % slower. All of a part's scales asked for before its products: 240
+//   registers, 2 to 8 % slower.
 // - addresses left to the compiler: it computes them again in each chunk, 250 cycles.
 //
 // The next step is rows as A and weights as B (dense_tiles.cuh), where a thread needs two scales,
