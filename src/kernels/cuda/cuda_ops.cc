@@ -402,6 +402,7 @@ class CudaOps final : public Ops {
     const bool forks = fuses_ && x.rows <= kSideRowsMax && made.of(x).codes != nullptr;
     if (forks) append_first(fork_side, static_cast<const SideStream*>(&side_));
     forked_ = forks ? x.data : nullptr;
+    forked_at_ = lane_.flush_count();
     append_first(cuda::route, x, static_cast<const Bf16*>(gate.data), gate.out, staged(bias_of_row),
                  options, experts, weights, margin, workspace);
     made_ = made;
@@ -417,7 +418,9 @@ class CudaOps final : public Ops {
       auto* room =
           static_cast<uint8_t*>(bytes(Scratch::kExperts, expert_workspace_bytes(shape, x.rows)));
       const InputTiles x_tiles = made_.of(x);
-      const bool aside = std::exchange(forked_, nullptr) == x.data && x_tiles.codes != nullptr;
+      // The place of the fork is an event of this graph, or was recorded as it was listed.
+      const bool aside = std::exchange(forked_, nullptr) == x.data && x_tiles.codes != nullptr &&
+                         lane_.joins(forked_at_);
       enqueue_first(run_experts, shape, FoldStore::tiles_of(weights, shape), x, x_tiles,
                     aside ? &std::as_const(side_) : nullptr, experts.data, expert_weights.data,
                     room);
@@ -743,6 +746,7 @@ class CudaOps final : public Ops {
   StepLane lane_;
   SideStream side_;               // of the shared expert
   const Bf16* forked_ = nullptr;  // the rows that it may have from there
+  int64_t forked_at_ = 0;         // StepLane::flush_count then
   FoldStore folds_;
   ScratchRooms scratch_;
   EngramStore engram_;

@@ -7,12 +7,10 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <memory>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device_fixture.h"
 #include "kernels/ops_test_records.h"
 
 namespace galley::kernels {
@@ -26,25 +24,8 @@ constexpr int64_t kRotary = 64;
 constexpr int64_t kRowsMax = 600;
 constexpr float kEps = 1e-6F;
 
-class CudaReleasedChain : public testing::Test {
+class CudaReleasedChain : public DeviceFixture {
  protected:
-  void SetUp() override {
-    auto made = cuda::make_cuda_ops(0);
-    if (!made) GTEST_SKIP() << made.error().message;
-    ops_ = *std::move(made);
-  }
-
-  std::byte* room(int64_t bytes) {
-    blocks_.push_back(MemoryBlock::create(ops_->memory(), bytes, "a test").value());
-    return blocks_.back().data();
-  }
-  template <class T>
-  T* placed(const std::vector<T>& host) {
-    const auto bytes = std::ssize(host) * static_cast<int64_t>(sizeof(T));
-    std::byte* at = room(bytes);
-    ops_->memory().write(at, host.data(), bytes);
-    return reinterpret_cast<T*>(at);
-  }
   template <class T>
   Rows<T> rows_of(int64_t rows, int64_t cols) {
     return Rows<T>(reinterpret_cast<T*>(room(rows * cols * static_cast<int64_t>(sizeof(T)))), rows,
@@ -56,21 +37,9 @@ class CudaReleasedChain : public testing::Test {
     ops_->memory().read(host.data(), rows.data, std::ssize(host) * static_cast<int64_t>(sizeof(T)));
     return host;
   }
-  // Folded, as a step's weights are.
   WeightView folded(Random& random, int64_t out, int64_t in) {
-    const StoredWeight stored(random, WeightFormat::kFp8Tile32, out, in);
-    WeightView raw = stored.view();
-    const auto* codes = static_cast<const uint8_t*>(raw.data);
-    raw.data = placed(std::vector<uint8_t>(codes, codes + raw.data_bytes()));
-    raw.scale = placed(std::vector<uint8_t>(raw.scale, raw.scale + raw.scale_bytes()));
-    std::byte* to = room(ops_->folds()->matrix_bytes(raw));
-    ops_->folds()->fold_matrix(raw, to);
-    EXPECT_EQ(ops_->folds()->take_counts().value().misfits, 0);
-    return folded_view(raw, to);
+    return DeviceFixture::folded(StoredWeight(random, WeightFormat::kFp8Tile32, out, in));
   }
-
-  std::unique_ptr<Ops> ops_;
-  std::vector<MemoryBlock> blocks_;
 };
 
 struct Chain {

@@ -6,13 +6,11 @@
 // handed over together in the other, which is what a step does. Skipped without a usable device.
 #include <gtest/gtest.h>
 
-#include <memory>
 #include <span>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "kernels/cuda/cuda_ops.h"
+#include "kernels/cuda/device_fixture.h"
 #include "kernels/ops_test_cases.h"
 
 namespace galley::kernels {
@@ -25,44 +23,11 @@ constexpr int32_t kExperts = 10;
 constexpr int32_t kTopK = 6;
 constexpr int64_t kRowsMax = 1100;
 
-class CudaReleasedLayer : public testing::Test {
+class CudaReleasedLayer : public DeviceFixture {
  protected:
-  void SetUp() override {
-    auto made = cuda::make_cuda_ops(0);
-    if (!made) GTEST_SKIP() << made.error().message;
-    ops_ = *std::move(made);
-  }
-
-  std::byte* room(int64_t bytes) {
-    blocks_.push_back(MemoryBlock::create(ops_->memory(), bytes, "a test").value());
-    return blocks_.back().data();
-  }
-  template <class T>
-  T* placed(const std::vector<T>& host) {
-    const auto bytes = std::ssize(host) * static_cast<int64_t>(sizeof(T));
-    std::byte* at = room(bytes);
-    ops_->memory().write(at, host.data(), bytes);
-    return reinterpret_cast<T*>(at);
-  }
   template <class T>
   Rows<T> placed_rows(const std::vector<T>& host) {
     return Rows<T>(placed(host), kRowsMax, std::ssize(host) / kRowsMax);
-  }
-  WeightView placed(const StoredWeight& stored) {
-    WeightView raw = stored.view();
-    const auto* codes = static_cast<const uint8_t*>(raw.data);
-    raw.data = placed(std::vector<uint8_t>(codes, codes + raw.data_bytes()));
-    if (raw.scale != nullptr) {
-      raw.scale = placed(std::vector<uint8_t>(raw.scale, raw.scale + raw.scale_bytes()));
-    }
-    return raw;
-  }
-  WeightView folded(const StoredWeight& stored) {
-    const WeightView raw = placed(stored);
-    std::byte* to = room(ops_->folds()->matrix_bytes(raw));
-    ops_->folds()->fold_matrix(raw, to);
-    EXPECT_EQ(ops_->folds()->take_counts().value().misfits, 0);
-    return folded_view(raw, to);
   }
   // kExperts of them and the shared one.
   MoeWeights folded_experts(Random& random) {
@@ -88,8 +53,6 @@ class CudaReleasedLayer : public testing::Test {
     return raw;
   }
 
-  std::unique_ptr<Ops> ops_;
-  std::vector<MemoryBlock> blocks_;
   std::vector<ExpertWeights> experts_;
 };
 

@@ -123,6 +123,7 @@ void StepLane::flush() {
     }
   }
   commands_.clear();
+  ++flushes_;
 }
 
 void StepLane::synchronise() const { cudaStreamSynchronize(streams_.kernels); }

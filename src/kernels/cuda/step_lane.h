@@ -59,6 +59,10 @@ class StepLane {
   }
   // Everything listed so far goes to the stream.
   void flush();
+  // Whether what is listed now will be handed to the stream, or captured, together with what was
+  // listed when flush_count() was `count`; or everything is launched as it is listed.
+  bool joins(int64_t count) const { return !waits_ || count == flushes_; }
+  int64_t flush_count() const { return flushes_; }
 
   void synchronise() const;
   void forget_graphs() { graphs_.clear(); }  // when memory that commands name goes away
@@ -86,6 +90,7 @@ class StepLane {
   GraphCache graphs_;
   std::vector<Fetch> fetches_;  // of the step begun last
   std::optional<Error> failure_;
+  int64_t flushes_ = 0;
   size_t side_ = 0;          // of the step begun last
   int32_t in_flight_ = 0;    // steps handed in and not finished
   bool open_ = false;        // begun and not handed in
