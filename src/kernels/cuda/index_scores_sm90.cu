@@ -20,12 +20,15 @@
 // Measured on one H200, the selection included: 157 us for 64 sequences of 64k keys, 70 us for one
 // row of 1M keys; the scores of 64 rows over 4k of context 17 us inside a step.
 //
-// Tried: the same by wgmma in E4M3, each group in an accumulator of its own, scaled in f32 (152
-// us for 64 sequences of 64k keys: 96 instructions a thread for scaling and adding); queries held
-// in shared memory and 20 or 24 warps a multiprocessor instead of 16; unpacking the next keys
-// between the products of these (114 us instead of 119); counts by the scores' first 11 bits kept
-// for the selection (their flush took 4 us of 64 short rows). None of it moves the limit: issue
-// slots are half empty, a product takes about 14 cycles of a quarter where 7 are measured alone.
+// What it costs where scales differ by more than 2^3: 500 us for 64 sequences of 64k keys if nearly
+// every tile has such a key.
+//
+// Tried: the same by wgmma in E4M3, each group in an accumulator of its own, scaled in f32 (152 us
+// for 64 sequences of 64k keys instead of 119, the scores alone: 96 instructions a thread for
+// scaling and adding); queries held in shared memory and 20 or 24 warps a multiprocessor instead of
+// 16 (122, 121); unpacking the next keys between the products of these (114, but more code). None
+// of it moves the limit: issue slots are half empty (ncu), and many rows of the same keys take 14
+// cycles of a quarter for each product, where products alone take 7.
 #include <cuda_runtime.h>
 
 #include <algorithm>
