@@ -82,20 +82,23 @@ bool StepLane::is_done() {
 
 Result<void> StepLane::finish() {
   if (open_) hand_in();
-  CHECK(in_flight_ == 2 || !awaits_ids_);  // or it would wait for its own caller
   if (in_flight_ == 0) flush();
-  if (failure_) return *failure_;
-  if (!arenas_[0].ok() || !arenas_[1].ok()) {
-    return Error{ErrorCode::kExhausted, "CUDA: no memory left to stage a step's arguments"};
+  if (!failure_ && !(arenas_[0].ok() && arenas_[1].ok())) {
+    fail({ErrorCode::kExhausted, "CUDA: no memory left to stage a step's arguments"});
   }
-  TRY(check_launch("launching a step"));
+  if (const auto launched = check_launch("launching a step"); !launched) fail(launched.error());
+  // Final: what still is in flight has failed too, and its ids may never come.
+  if (failure_) return *failure_;
+  CHECK(in_flight_ == 2 || !awaits_ids_);  // or it would wait for its own caller
   if (in_flight_ > 0) {
     cudaEventSynchronize(ended_[oldest()]);
     --in_flight_;
   } else {
     synchronise();
   }
-  return check_launch("a step");
+  if (const auto done = check_launch("a step"); !done) fail(done.error());
+  if (failure_) return *failure_;
+  return {};
 }
 
 void StepLane::fetch(void* host, const void* from, int64_t bytes) {
