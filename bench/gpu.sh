@@ -53,6 +53,11 @@ rm -f "$requests" "$answers"
 section "released shape: whole steps (prefill, one rank of 64, few sequences)"
 check 120 "$build/bin/galley" bench --shape released --backend cuda
 
+if [ "$(nvidia-smi -L 2>/dev/null | wc -l)" -ge 2 ]; then
+  section "released shape: experts shared by two cards"
+  check 120 "$build/bin/galley" bench --shape released --backend cuda --part ep2 --quick
+fi
+
 section "released shape: kernels"
 check 150 "$build/bin/galley" bench kernels --backend cuda
 
