@@ -19,7 +19,6 @@
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/reduce.cuh"
 #include "kernels/cuda/rope.cuh"
-#include "kernels/cuda/turn.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -208,8 +207,7 @@ template <int kWidth>
 __global__ void __launch_bounds__(kNarrowThreads)
     attention_narrow_kernel(const __grid_constant__ NarrowAttention args) {
   extern __shared__ __align__(16) uint8_t shared[];
-  OwnTurn turn_of;
-  attend_narrow<kWidth>(args, blockIdx.x, static_cast<int32_t>(blockIdx.y), shared, turn_of);
+  attend_narrow<kWidth>(args, blockIdx.x, static_cast<int32_t>(blockIdx.y), shared);
 }
 
 // Fixed by the shape: the sums have another order there.

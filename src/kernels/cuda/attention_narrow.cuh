@@ -14,6 +14,7 @@
 
 #include "kernels/cuda/mma_bf16.cuh"
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/rope.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sm90.cuh"
@@ -185,9 +186,9 @@ __device__ __forceinline__ void load_transposed(uint32_t (&r)[2], uint32_t addre
 }
 
 // Row `row_index`, heads from 8 `head_block` on, by a block's first eight warps.
-template <int kWidth, class Turn>
+template <int kWidth>
 __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64_t row_index,
-                                              int32_t head_block, uint8_t* shared, Turn& turn_of) {
+                                              int32_t head_block, uint8_t* shared) {
   constexpr int kSteps = kWidth / 16;
   const AttentionShape& shape = args.shape;
   const int32_t keys_max = shape.window + shape.selected_max;
@@ -204,7 +205,7 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
   const int32_t head = head_block * kNarrowHeads + g;
   const bool has_head = head < shape.heads;
   const auto window_count = static_cast<int32_t>(row.position - row.window_begin + 1);
-  turn_of.await();
+  await_earlier();
   const int32_t count =
       min(keys_max, window_count + (row.selected_count != nullptr ? *row.selected_count : 0));
   const int32_t padded = (count + 15) / 16 * 16;
@@ -235,7 +236,7 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
       }
     }
   }
-  turn_of.sync();
+  __syncthreads();
 
   for (int32_t first = warp * 8; first < padded; first += 8 * kNarrowHeads) {
     float sums[4] = {};
@@ -248,7 +249,7 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
     *reinterpret_cast<float2*>(scores + g * places.score_pitch + first + 2 * q) = {
         sums[0] * args.scale, sums[1] * args.scale};
   }
-  turn_of.sync();
+  __syncthreads();
 
   {
     const float* own = scores + warp * places.score_pitch;
@@ -270,7 +271,7 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
     if (of < shape.heads) denominator += expf(args.sink[of] - top);
     if (lane == 0) denominators[warp] = denominator;
   }
-  turn_of.sync();
+  __syncthreads();
 
   const auto* share = reinterpret_cast<const uint32_t*>(shares + g * places.share_pitch) + q;
   for (int first = warp * 8; first < kWidth; first += 8 * kNarrowHeads) {

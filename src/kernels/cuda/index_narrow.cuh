@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/numbers.cuh"
+#include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/ops.h"
 
@@ -67,11 +68,9 @@ __device__ __forceinline__ float add_group(const uint8_t* codes, float scale, co
 // Scores of row `row_index`, of the keys that part `part` of `parts` has, by a block: a thread a
 // head of a key, the dot along the width in order, the sum over heads by halves. Heads are a power
 // of two, at most 32, widths multiples of 32.
-template <class Turn>
 __device__ __forceinline__ void score_keys(const IndexArguments& args, int64_t row_index,
-                                           int64_t part, int64_t parts, float* shared,
-                                           Turn& turn_of) {
-  turn_of.await();
+                                           int64_t part, int64_t parts, float* shared) {
+  await_earlier();
   const IndexRow& row = args.rows[row_index];
   const int32_t width = args.shape.head_dim;
   const int32_t heads = args.shape.heads;
@@ -86,7 +85,7 @@ __device__ __forceinline__ void score_keys(const IndexArguments& args, int64_t r
     head_weights[thread] =
         round_bf16(widen(row_at(args.head_weights, row_index)[thread]) * args.factor);
   }
-  turn_of.sync();
+  __syncthreads();
   const int32_t head = thread % heads;
   const int32_t keys = kIndexThreads / heads;  // at a time
   const auto* own = reinterpret_cast<const float4*>(shared + head * pitch);
@@ -142,10 +141,10 @@ __device__ __forceinline__ uint32_t sortable(float score) {
 }
 
 // Few candidates: each counts those that come before it.
-template <class IdOf, class BitsOf, class Turn>
+template <class IdOf, class BitsOf>
 __device__ __forceinline__ int32_t select_ranked(int32_t count, int32_t keep, const IdOf& id_of,
                                                  const BitsOf& bits_of, int32_t* out,
-                                                 SelectShared& shared, Turn& turn_of) {
+                                                 SelectShared& shared) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t lane = thread % kWarp;
   const int32_t warp = thread / kWarp;
@@ -160,7 +159,7 @@ __device__ __forceinline__ int32_t select_ranked(int32_t count, int32_t keep, co
     own[i] = id[i] >= 0 ? bits_of(id[i]) : 0;
     if (c < padded) keys[c] = own[i];
   }
-  turn_of.sync();
+  __syncthreads();
   uint32_t votes[kRankedEach];
 #pragma unroll
   for (int i = 0; i < kRankedEach; ++i) {
@@ -184,7 +183,7 @@ __device__ __forceinline__ int32_t select_ranked(int32_t count, int32_t keep, co
     }
     if (lane == 0) shared.counts[warp + i * kIndexWarps] = __popc(votes[i]);
   }
-  turn_of.sync();
+  __syncthreads();
   const int32_t counted = shared.counts[lane];
 #pragma unroll
   for (int i = 0; i < kRankedEach; ++i) {
@@ -195,16 +194,16 @@ __device__ __forceinline__ int32_t select_ranked(int32_t count, int32_t keep, co
     }
   }
   const int32_t kept = __reduce_add_sync(kAllLanes, counted);
-  turn_of.sync();  // another choice may use the memory
+  __syncthreads();  // another choice may use the memory
   return kept;
 }
 
 // Many: the keep-th largest by a descent over its bits, then all above it and the first of those
 // equal to it. Counting in shared memory has a result that does not depend on its order.
-template <class IdOf, class BitsOf, class Turn>
+template <class IdOf, class BitsOf>
 __device__ __forceinline__ int32_t select_descending(int64_t count, int32_t keep, const IdOf& id_of,
                                                      const BitsOf& bits_of, int32_t* out,
-                                                     SelectShared& shared, Turn& turn_of) {
+                                                     SelectShared& shared) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t lane = thread % kWarp;
   const int32_t warp = thread / kWarp;
@@ -214,14 +213,14 @@ __device__ __forceinline__ int32_t select_descending(int64_t count, int32_t keep
   bool all = false;
   for (int shift = 24; shift >= 0 && !all; shift -= 8) {
     shared.histogram[thread] = 0;
-    turn_of.sync();
+    __syncthreads();
     for (int64_t c = thread; c < count; c += kIndexThreads) {
       const int64_t id = id_of(c);
       if (id < 0) continue;
       const uint32_t bits = bits_of(id);
       if ((bits & mask) == prefix) atomicAdd(&shared.histogram[bits >> shift & 255U], 1U);
     }
-    turn_of.sync();
+    __syncthreads();
     if (warp == 0) {  // eight digits a lane, the last lane has the largest
       uint32_t digits[8];
       uint32_t own = 0;
@@ -245,12 +244,12 @@ __device__ __forceinline__ int32_t select_descending(int64_t count, int32_t keep
         shared.wanted = left;
       }
     }
-    turn_of.sync();
+    __syncthreads();
     all = shared.wanted == 0;
     prefix |= shared.chosen << shift;
     mask |= 255U << shift;
     rank = shared.wanted;
-    turn_of.sync();
+    __syncthreads();
   }
   int32_t placed = 0;
   int32_t equal_before = 0;
@@ -262,7 +261,7 @@ __device__ __forceinline__ int32_t select_descending(int64_t count, int32_t keep
     const bool equal = id >= 0 && !all && bits == prefix;
     const uint32_t equal_vote = __ballot_sync(kAllLanes, equal);
     if (lane == 0) shared.counts[warp] = __popc(equal_vote);
-    turn_of.sync();
+    __syncthreads();
     int32_t equal_rank = equal_before + __popc(equal_vote & ((1U << lane) - 1U));
     for (int v = 0; v < kIndexWarps; ++v) {
       if (v < warp) equal_rank += shared.counts[v];
@@ -271,35 +270,34 @@ __device__ __forceinline__ int32_t select_descending(int64_t count, int32_t keep
     const bool take = above || (equal && equal_rank < static_cast<int32_t>(rank));
     const uint32_t vote = __ballot_sync(kAllLanes, take);
     if (lane == 0) shared.counts[kIndexWarps + warp] = __popc(vote);
-    turn_of.sync();
+    __syncthreads();
     int32_t place = placed + __popc(vote & ((1U << lane) - 1U));
     for (int v = 0; v < kIndexWarps; ++v) {
       if (v < warp) place += shared.counts[kIndexWarps + v];
       placed += shared.counts[kIndexWarps + v];
     }
     if (take) out[place] = static_cast<int32_t>(id);
-    turn_of.sync();
+    __syncthreads();
   }
   return placed;
 }
 
 // The `keep` best of `count` candidates, ascending, by a block. id_of(c) ascends with c, or is
 // negative where c is none; bits_of(id) is sortable.
-template <class IdOf, class BitsOf, class Turn>
+template <class IdOf, class BitsOf>
 __device__ __forceinline__ int32_t select_best(int64_t count, int32_t keep, const IdOf& id_of,
                                                const BitsOf& bits_of, int32_t* out,
-                                               SelectShared& shared, Turn& turn_of) {
+                                               SelectShared& shared) {
   if (count <= kRankedMax) {
-    return select_ranked(static_cast<int32_t>(count), keep, id_of, bits_of, out, shared, turn_of);
+    return select_ranked(static_cast<int32_t>(count), keep, id_of, bits_of, out, shared);
   }
-  return select_descending(count, keep, id_of, bits_of, out, shared, turn_of);
+  return select_descending(count, keep, id_of, bits_of, out, shared);
 }
 
 // Row `row_index` by a block.
-template <class Turn>
 __device__ __forceinline__ void select_entries(const IndexArguments& args, int64_t row_index,
-                                               SelectShared& shared, Turn& turn_of) {
-  turn_of.await();
+                                               SelectShared& shared) {
+  await_earlier();
   const IndexRow& row = args.rows[row_index];
   const float* of_entry = args.scores + row_index * args.entries_max;
   const int32_t size = args.shape.pool_block_size;
@@ -314,7 +312,7 @@ __device__ __forceinline__ void select_entries(const IndexArguments& args, int64
         const int64_t entry = int64_t{pool[at / size]} * size + at % size;
         return entry < visible ? entry : -1;
       },
-      [&](int64_t entry) { return sortable(of_entry[entry]); }, row.selected, shared, turn_of);
+      [&](int64_t entry) { return sortable(of_entry[entry]); }, row.selected, shared);
   if (threadIdx.x == 0) *row.selected_count = kept;
   if (row.built_pool == nullptr) return;
   float* of_block = args.block_scores + row_index * args.blocks_max;
@@ -326,10 +324,10 @@ __device__ __forceinline__ void select_entries(const IndexArguments& args, int64
     }
     of_block[b] = b == blocks - 1 ? INFINITY : best;
   }
-  turn_of.sync();
+  __syncthreads();
   const int32_t pool_kept = select_best(
       blocks, args.shape.pool_blocks, [](int64_t b) { return b; },
-      [&](int64_t b) { return sortable(of_block[b]); }, row.built_pool, shared, turn_of);
+      [&](int64_t b) { return sortable(of_block[b]); }, row.built_pool, shared);
   if (threadIdx.x == 0) *row.built_pool_count = pool_kept;
 }
 

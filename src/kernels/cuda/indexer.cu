@@ -14,7 +14,6 @@
 #include "kernels/cuda/numbers.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/reduce.cuh"
-#include "kernels/cuda/turn.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -76,15 +75,13 @@ __global__ void __launch_bounds__(32 * kScoreWarps)
 __global__ void __launch_bounds__(kIndexThreads)
     narrow_scores_kernel(const __grid_constant__ IndexArguments args) {
   extern __shared__ __align__(16) float narrow_shared[];
-  OwnTurn turn_of;
-  score_keys(args, blockIdx.x, blockIdx.y, gridDim.y, narrow_shared, turn_of);
+  score_keys(args, blockIdx.x, blockIdx.y, gridDim.y, narrow_shared);
 }
 
 __global__ void __launch_bounds__(kIndexThreads)
     index_select_kernel(const __grid_constant__ IndexArguments args) {
   __shared__ SelectShared shared;
-  OwnTurn turn_of;
-  select_entries(args, blockIdx.x, shared, turn_of);
+  select_entries(args, blockIdx.x, shared);
 }
 
 bool takes_narrow(const IndexShape& shape) {
