@@ -24,6 +24,7 @@
 
 #include "kernels/cuda/copy_row.cuh"
 #include "kernels/cuda/grouped_product.cuh"
+#include "kernels/cuda/ring_place.cuh"
 
 namespace galley::kernels::cuda {
 
@@ -188,10 +189,7 @@ __global__ void __launch_bounds__(Form::kThreads)
   const int32_t chunk_end = args.chunks * (group + 1) / Form::kGroups;
 
   if (threadIdx.x == 0) {
-    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
-      barrier_init(full + stage * 8, 1);
-      barrier_init(empty + stage * 8, 4 * Form::kStrips);
-    }
+    make_ring<Form>(full, empty, 1, 4 * Form::kStrips);
     barrier_init_fence();
   }
   __syncthreads();

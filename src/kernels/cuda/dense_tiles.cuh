@@ -48,6 +48,7 @@
 #include <cstring>
 
 #include "kernels/cuda/grouped_product.cuh"
+#include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
 #include "kernels/cuda/tensor_map.cuh"
 
@@ -381,10 +382,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   const int32_t rank = Form::kCluster > 1 ? static_cast<int32_t>(cluster_rank()) : 0;
 
   if (threadIdx.x == 0) {
-    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
-      barrier_init(memory.full + stage * 8, 1);
-      barrier_init(memory.empty + stage * 8, 8 * Form::kCluster);
-    }
+    make_ring<Form>(memory.full, memory.empty, 1, 8 * Form::kCluster);
     barrier_init_fence();
   }
   if constexpr (Form::kCluster > 1) {

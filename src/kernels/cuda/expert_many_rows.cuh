@@ -53,6 +53,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/grouped_product.cuh"
+#include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
 
 namespace galley::kernels::cuda {
@@ -259,10 +260,8 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
 
   fill_shift_table(shared_memory + (ring - begin) + kTableAt);
   if (threadIdx.x == 0) {
-    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
-      barrier_init(ring + kFullAt + stage * 8, 2);  // weights and activations
-      barrier_init(ring + kEmptyAt + stage * 8, Form::kStrips * 4);
-    }
+    make_ring<Form>(ring + kFullAt, ring + kEmptyAt, 2,
+                    Form::kStrips * 4);  // weights and activations
     barrier_init_fence();
   }
   __syncthreads();

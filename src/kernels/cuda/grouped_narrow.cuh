@@ -14,6 +14,7 @@
 #pragma once
 
 #include "kernels/cuda/grouped_product.cuh"
+#include "kernels/cuda/ring_place.cuh"
 
 namespace galley::kernels::cuda {
 
@@ -119,10 +120,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
 
   fill_shift_table(base + Form::kTableAt);
   if (threadIdx.x == 0) {
-    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
-      barrier_init(full + stage * 8, 1);
-      barrier_init(empty + stage * 8, 4);
-    }
+    make_ring<Form>(full, empty, 1, 4);
     for (int32_t buffer = 0; buffer < 2; ++buffer) {
       barrier_init(x_full + buffer * 8, 4);
       barrier_init(x_empty + buffer * 8, 16);

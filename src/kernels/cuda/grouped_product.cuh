@@ -430,10 +430,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
 
   fill_shift_table(table);
   if (threadIdx.x == 0) {
-    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
-      barrier_init(full + stage * 8, 2);  // weights and activations
-      barrier_init(empty + stage * 8, Form::kStrips * 4);
-    }
+    make_ring<Form>(full, empty, 2, Form::kStrips * 4);  // weights and activations
     barrier_init_fence();
   }
   __syncthreads();

@@ -1,7 +1,9 @@
-// Where a kernel is in its ring of stages in shared memory.
+// A ring of stages in shared memory: its barriers, and where a kernel is in it.
 #pragma once
 
 #include <cstdint>
+
+#include "kernels/cuda/sm90.cuh"
 
 namespace galley::kernels::cuda {
 
@@ -22,5 +24,16 @@ struct RingPlace {
     }
   }
 };
+
+// By one thread, in front of barrier_init_fence(): two barriers a stage, which is full when `fills`
+// arrived at the one, and may be filled again when `releases` arrived at the other.
+template <class Form>
+__device__ __forceinline__ void make_ring(uint32_t full, uint32_t empty, uint32_t fills,
+                                          uint32_t releases) {
+  for (int32_t stage = 0; stage < Form::kStages; ++stage) {
+    barrier_init(full + stage * 8, fills);
+    barrier_init(empty + stage * 8, releases);
+  }
+}
 
 }  // namespace galley::kernels::cuda

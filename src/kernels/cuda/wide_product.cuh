@@ -500,10 +500,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   const int32_t warp = static_cast<int32_t>(warp_uniform(threadIdx.x >> 5));
 
   if (threadIdx.x == 0) {
-    for (int32_t stage = 0; stage < Form::kStages; ++stage) {
-      barrier_init(full + stage * 8, 2);  // weights and tokens
-      barrier_init(empty + stage * 8, Form::kStrips * 4 * Form::kCluster);
-    }
+    make_ring<Form>(full, empty, 2, Form::kStrips * 4 * Form::kCluster);  // weights and tokens
     barrier_init_fence();
   }
   __syncthreads();
