@@ -509,13 +509,7 @@ void hc_enter(Stream stream, const HcLeave& left, Rows<const Bf16> streams,
                                .tiles = tiles,
                                .row_threads = row_threads(x.cols, kScaleVectors),
                                .mixes_apart = x.rows > kFewRows};
-  const auto in_fours = [](const Rows<const float>& rows) {
-    return is_whole(rows.data, 8) && rows.stride % 4 == 0;
-  };
-  const bool leaves_whole = is_whole(left.y) && in_fours(left.post) && in_fours(left.comb);
-  const bool whole = leaves_whole && is_whole(streams) && is_whole(x) && x.cols % 8 == 0 &&
-                     is_whole(weights.fn, x.cols) && is_whole(norm_weight, x.cols) &&
-                     in_fours(carried);
+  const bool whole = is_whole_site(left, streams, weights, carried, norm_weight, x);
   PassArguments args{left, {streams, weights.fn, carried, x, partials, slices}};
   ExpertParts& parts = args.leave.parts;
   const bool sums = whole && x.rows <= kSumRows && is_whole(parts.rows) && is_whole(parts.shared);

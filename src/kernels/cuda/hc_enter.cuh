@@ -240,4 +240,16 @@ __device__ __forceinline__ void write_mixes(const FinishArguments& args, const M
   }
 }
 
+// Whether all rows of a site can be read and written in whole vectors.
+inline bool is_whole_site(const HcLeave& leave, const Rows<const Bf16>& streams,
+                          const HcWeights& weights, const Rows<const float>& carried,
+                          const Bf16* norm_weight, const Rows<const Bf16>& x) {
+  const auto in_fours = [](const Rows<const float>& rows) {
+    return is_whole(rows.data, 8) && rows.stride % 4 == 0;
+  };
+  return is_whole(streams) && is_whole(x) && x.cols % 8 == 0 && is_whole(weights.fn, x.cols) &&
+         is_whole(norm_weight, x.cols) && in_fours(carried) && is_whole(leave.y) &&
+         in_fours(leave.post) && in_fours(leave.comb);
+}
+
 }  // namespace galley::kernels::cuda

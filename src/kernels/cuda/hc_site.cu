@@ -412,10 +412,6 @@ int64_t clusters_at_once(int64_t size) {
   return size <= kClusterMax ? concurrency.clusters[static_cast<size_t>(size)] : 0;
 }
 
-bool in_fours(const Rows<const float>& rows) {
-  return is_whole(rows.data, 8) && rows.stride % 4 == 0;
-}
-
 }  // namespace
 
 void hc_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
@@ -452,9 +448,8 @@ void hc_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
 bool hc_site_supports(const HcLeave& leave, Rows<const Bf16> streams, const HcWeights& weights,
                       const HcOptions& options, Rows<const float> carried, const Bf16* norm_weight,
                       Rows<const Bf16> x) {
-  return options.streams == kStreams && is_whole(streams) && is_whole(x) && x.cols % 8 == 0 &&
-         is_whole(weights.fn, x.cols) && is_whole(norm_weight, x.cols) && in_fours(carried) &&
-         is_whole(leave.y) && in_fours(leave.post) && in_fours(leave.comb) &&
+  return options.streams == kStreams &&
+         is_whole_site(leave, streams, weights, carried, norm_weight, x) &&
          divide_up(x.rows, kRows) <= clusters_at_once(divide_up(x.cols, kBlockChannels));
 }
 
