@@ -28,10 +28,11 @@
 // - tiles of 128 tokens for many rows: 546 TFLOP/s at 16,384 instead of 680; no clusters: the same
 //   speed with 256 tokens, 20 % slower with 128;
 // - few rows: stages of four chunks instead of two: 12.9 us for 14.2 at 8 rows, 14.0 for 15.8 at
-//   32, 15.9 for 16.8 at 64, and 36 for 21 at 128, whose ring then has two stages. Codes read a
-//   stage ahead of their use: nothing. Two warpgroups with 32 outputs each, half of wgmma's rows
-//   zero: 8 to 18 % slower. y in Q8 by the clusters, whose 128 outputs have one scale, behind a
-//   meeting of both blocks: 15.4 us for 15.6 with a launch of its own at 8 rows, 18.2 for 18.9 at
+//   32, 15.9 for 16.8 at 64, and 36 for 21 at 128, whose ring then has two stages. In a chain of a
+//   layer's projections 1.4 us less at 8 rows and 1.1 at 16, but 0.5 more at 32 and 5 at 64. Codes
+//   read a stage ahead of their use: nothing. Two warpgroups with 32 outputs each, half of wgmma's
+//   rows zero: 8 to 18 % slower. y in Q8 by the clusters, whose 128 outputs have one scale, behind
+//   a meeting of both blocks: 15.4 us for 15.6 with a launch of its own at 8 rows, 18.2 for 18.9 at
 //   64, but 46 instead of 39 with wo_b inside a decode step of 64 rows. Three warpgroups that write
 //   bf16 to shared memory and one that multiplies it: 15 to 17 us, but wrong at times, for a reason
 //   that was not found; its parts alone: without products 12.8 us, without stores either 10.3.
