@@ -147,9 +147,9 @@ TEST_F(CudaReleasedRows, ExpertsDoNotSeeOtherRows) {
   }
 }
 
-// The router's product is mma.sync's with splits on different blocks up to 256 rows, and wgmma's
-// with 32, 64 or 128 tokens above 256, 2,112 and 4,224; the choice is another kernel from 1,025
-// rows on.
+// The router's product is mma.sync's with splits on different blocks up to 128 rows, wgmma's with
+// splits on different clusters up to 512, and with whole sums and 32, 64 or 128 tokens above that,
+// 2,112 and 4,224; the choice is another kernel from 1,025 rows on.
 TEST_F(CudaReleasedRows, RouterDoesNotSeeOtherRows) {
   Random random(85);
   constexpr int64_t kRows = 4300;
@@ -177,7 +177,8 @@ TEST_F(CudaReleasedRows, RouterDoesNotSeeOtherRows) {
       return rows;
     };
     const auto all = run(0, kRows);
-    for (const int64_t count : {1, 9, 64, 65, 256, 257, 1024, 1025, 2112, 2113}) {
+    for (const int64_t count :
+         {1, 9, 64, 65, 128, 129, 200, 257, 384, 512, 513, 1024, 1025, 2112, 2113}) {
       const int64_t begin = (kRows - count) / 3;
       const auto part = run(begin, count);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin))

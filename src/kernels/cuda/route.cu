@@ -5,9 +5,10 @@
 //
 // K is cut into splits of 320; a split's sum is one chain of products from zero, splits are added
 // in order. Few rows put splits on different blocks, which leave their sums in memory for the
-// choice to add; many rows go through all splits in one block, by wgmma where a gate is as wide as
-// a release's (split_product.cu). All make the same chains and the same additions: mma.sync and
-// wgmma add 16 of K to a sum with the same bits (CudaReleasedRows.RouterDoesNotSeeOtherRows). The
+// choice to add; many rows go through all splits in one block. A gate as wide as a release's goes
+// by wgmma from 129 rows on (split_product.cu), up to 512 with a split a cluster. All make the same
+// chains and the same additions: mma.sync and wgmma add 16 of K to a sum with the same bits
+// (CudaReleasedRows.RouterDoesNotSeeOtherRows). The
 // choice is a warp a row: a maximum per place, experts in registers, the lower id wins a tie; of
 // few rows a block has one, since then only latency counts. Biases are there before the step's
 // first launch: they are asked for before the wait.
@@ -15,7 +16,9 @@
 // Measured on an H200, one behind the other: 8.8 us for 1 row, 10.2 for 64 (10.2 and 11.7 with
 // biases behind the wait and three of a split's five stages on their way at a time), 20 for 256,
 // 24 for 640, 26 for 768, 41 for 4,096, 70 for 8,192, 138 for 16,384. Through mma.sync 41, 48, 130,
-// 175 and 345 from 640 rows on.
+// 175 and 345 from 640 rows on. In a graph behind a kernel that makes x, mma.sync / all splits in a
+// cluster by wgmma / one split a cluster: 18.7 / - / 14.6 us for 192 rows, 20.9 / - / 18.6 for 256,
+// 28.2 / 27.9 / 22.4 for 384, 36.1 / 29.3 / 24.6 for 512, 44.5 / 31.0 / 31.2 for 640.
 #include <algorithm>
 #include <type_traits>
 
@@ -34,7 +37,11 @@ constexpr int kSplit = 320;
 constexpr int kStep = 64;               // of K in one stage
 constexpr int kPitch = kStep * 2 + 16;  // bytes; 16 more, so that eight rows meet different banks
 constexpr int64_t kFewRows = 1024;
-constexpr int64_t kSplitRows = 256;  // above, split_products where they can
+// split_products from here on where they can, and up to there with each split apart: then these are
+// no more than one round of clusters.
+constexpr int64_t kSplitRows = 129;
+constexpr int64_t kApartRows = 512;
+static_assert(kApartRows <= kFewRows);
 static_assert(kSplit % kStep == 0);
 
 // A block's tile and the warps it is shared among; a warp's part is 16 kRowTiles x 8 kColumnTiles.
@@ -519,11 +526,12 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
       .x = x,
       .weight = {WeightFormat::kBf16, expert_count, x.cols, gate, nullptr},
       .y_f32 = Rows<float>(static_cast<float*>(workspace), x.rows, expert_count)};
-  const bool whole_sums = x.rows > kSplitRows && expert_count >= kExpertsMin && x.cols >= kInMin &&
-                          split_product_supports(products.products[0]);
+  const bool by_wgmma = x.rows >= kSplitRows && expert_count >= kExpertsMin && x.cols >= kInMin &&
+                        split_product_supports(products.products[0]);
+  const bool apart = x.rows <= kApartRows;
   const GateArguments args{x, Rows<const Bf16>(gate, expert_count, x.cols),
                            static_cast<float*>(workspace),
-                           whole_sums ? 1 : split_count(x.rows, x.cols)};
+                           by_wgmma && !apart ? 1 : split_count(x.rows, x.cols)};
   const bool whole = is_whole(x) && is_whole(gate, x.cols);
   const ChoiceArguments choice{args.logits, args.splits, static_cast<int32_t>(expert_count),
                                bias_of_row, options,     experts,
@@ -534,8 +542,8 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
                   stream, args, choice);
     return;
   }
-  if (whole_sums) {
-    split_products(stream, products, kSplit);
+  if (by_wgmma) {
+    split_products(stream, products, kSplit, apart);
   } else if (few && whole) {
     launch_gate<FewRows, true, true>(stream, args);
   } else if (few) {

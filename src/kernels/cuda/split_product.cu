@@ -12,6 +12,9 @@
 // are two sets of registers, which three warpgroups and 128 tokens leave room for. Blocks of 64 or
 // 32 tokens share weights worse, and are taken where larger ones would leave multiprocessors idle.
 //
+// Where tokens are few, too few clusters would each go through all of K: there a cluster takes one
+// part, all of whose weights are on their way before the wait, and leaves its sum in memory.
+//
 // Measured on an H200, the choice included: gate of 16,384 rows 138 us, where mma.sync took 345.
 // The choice takes about 40 of them, so the product has some 650 TFLOP/s.
 #include <algorithm>
@@ -63,6 +66,7 @@ struct SplitArguments {
   int32_t count;
   int32_t chunks;  // of 64
   int32_t split_chunks;
+  int32_t apart;  // parts that items have one each of, and leave in memory: 1, or all of K's
   int32_t rows;
   int32_t tiles;  // of a cluster's strips
   int32_t token_blocks;
@@ -81,6 +85,20 @@ __device__ __forceinline__ StripPlace find_strip(const SplitArguments& args, int
   }
   return {part, strip * kStrip};
 }
+// What an item is, of all tiles of strips by blocks of tokens by parts that are left apart.
+struct ItemPlace {
+  int32_t token_block;
+  int32_t part;
+  int32_t first_chunk;
+  int32_t end_chunk;
+};
+__device__ __forceinline__ ItemPlace place_item(const SplitArguments& args, int32_t item) {
+  const int32_t rest = item / args.tiles;
+  if (args.apart == 1) return {rest, 0, 0, args.chunks};
+  const int32_t part = rest % args.apart;
+  return {rest / args.apart, part, part * args.split_chunks,
+          min((part + 1) * args.split_chunks, args.chunks)};
+}
 // The first of this block's.
 template <class Form>
 __device__ __forceinline__ int32_t first_strip(const SplitArguments& args, int32_t item) {
@@ -91,8 +109,8 @@ __device__ __forceinline__ int32_t first_strip(const SplitArguments& args, int32
 // One warpgroup's sums over all of K.
 template <class Form>
 __device__ __forceinline__ void sum_tokens(const SplitArguments& args, uint32_t ring, uint32_t full,
-                                           uint32_t empty, int32_t strip, RingPlace& place,
-                                           float (&total)[Form::kTokens / 2]) {
+                                           uint32_t empty, int32_t strip, const ItemPlace& item,
+                                           RingPlace& place, float (&total)[Form::kTokens / 2]) {
   const uint32_t lane = threadIdx.x & 31;
   const uint32_t a = warp_uniform(Form::kWeightsAt + strip * kStripBytes);
   const auto release = [&](uint32_t barrier) {
@@ -102,9 +120,9 @@ __device__ __forceinline__ void sum_tokens(const SplitArguments& args, uint32_t 
 #pragma unroll
   for (int32_t i = 0; i < Form::kTokens / 2; ++i) total[i] = 0.0F;
 #pragma unroll 1
-  for (int32_t first = 0; first < args.chunks; first += args.split_chunks) {
+  for (int32_t first = item.first_chunk; first < item.end_chunk; first += args.split_chunks) {
     float chain[Form::kTokens / 2];
-    const int32_t end = min(first + args.split_chunks, args.chunks);
+    const int32_t end = min(first + args.split_chunks, item.end_chunk);
     uint32_t before = 0;
 #pragma unroll 1
     for (int32_t chunk = first; chunk < end; ++chunk) {
@@ -140,10 +158,11 @@ __device__ __forceinline__ void produce(const SplitArguments& args, bool copies_
     await_earlier();
   }
   const auto rank = static_cast<int32_t>(cluster_rank());
-  const int32_t items = args.tiles * args.token_blocks;
+  const int32_t items = args.tiles * args.token_blocks * args.apart;
   RingPlace place;
   for (int32_t item = blockIdx.x / Form::kCluster; item < items;
        item += gridDim.x / Form::kCluster) {
+    const ItemPlace at = place_item(args, item);
     StripPlace strips[Form::kStrips];
     uint32_t weight_bytes = 0;
 #pragma unroll
@@ -151,8 +170,8 @@ __device__ __forceinline__ void produce(const SplitArguments& args, bool copies_
       strips[i] = find_strip(args, first_strip<Form>(args, item) + i);
       if (strips[i].part < args.count) weight_bytes += kStripBytes;
     }
-    const int32_t token = item / args.tiles * Form::kTokens + rank * Form::kBoxTokens;
-    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+    const int32_t token = at.token_block * Form::kTokens + rank * Form::kBoxTokens;
+    for (int32_t chunk = at.first_chunk; chunk < at.end_chunk; ++chunk) {
       barrier_wait(empty + place.barrier, place.parity ^ 1);
       const uint32_t barrier = full + place.barrier;
       const uint32_t to = ring + place.bytes;
@@ -200,23 +219,24 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
     registers_take<160>();
     await_earlier();
     const int32_t lane = threadIdx.x & 31;
-    const int32_t items = args.tiles * args.token_blocks;
+    const int32_t items = args.tiles * args.token_blocks * args.apart;
     RingPlace place;
     for (int32_t item = blockIdx.x / Form::kCluster; item < items;
          item += gridDim.x / Form::kCluster) {
+      const ItemPlace at = place_item(args, item);
       float total[Form::kTokens / 2];
-      sum_tokens<Form>(args, ring, full, empty, warp / 4, place, total);
+      sum_tokens<Form>(args, ring, full, empty, warp / 4, at, place, total);
       const StripPlace strip = find_strip(args, first_strip<Form>(args, item) + warp / 4);
       if (strip.part == args.count) continue;
       const SplitPart& part = args.parts[strip.part];
       const int32_t output = strip.output + warp % 4 * 16 + (lane >> 2);
-      const int32_t token = item / args.tiles * Form::kTokens + 2 * (lane & 3);
-      const auto store = [&](int64_t row, int32_t at, float sum) {
-        if (at >= part.outputs) return;
+      const int32_t token = at.token_block * Form::kTokens + 2 * (lane & 3);
+      const auto store = [&](int64_t row, int32_t to, float sum) {
+        if (to >= part.outputs) return;
         if (part.y.data != nullptr) {
-          row_of(part.y, row)[at].bits = static_cast<uint16_t>(pack_bf16(sum, 0.0F));
+          row_of(part.y, row)[to].bits = static_cast<uint16_t>(pack_bf16(sum, 0.0F));
         } else {
-          row_of(part.y_f32, row)[at] = sum;
+          row_of(part.y_f32, row * args.apart + at.part)[to] = sum;
         }
       };
 #pragma unroll
@@ -235,7 +255,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
 }
 
 template <class Form>
-void launch(Stream stream, const ProductSet& set, int64_t split) {
+void launch(Stream stream, const ProductSet& set, int64_t split, int32_t apart) {
   const auto kernel = split_product_kernel<Form>;
   static const LaunchLimits limits =
       LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
@@ -254,10 +274,11 @@ void launch(Stream stream, const ProductSet& set, int64_t split) {
   args.count = set.count;
   args.chunks = static_cast<int32_t>(x.cols / kChunkK);
   args.split_chunks = static_cast<int32_t>(split / kChunkK);
+  args.apart = apart;
   args.rows = static_cast<int32_t>(x.rows);
   args.tiles = static_cast<int32_t>(divide_up(strips, Form::kStrips * Form::kCluster));
   args.token_blocks = static_cast<int32_t>(divide_up(x.rows, Form::kTokens));
-  const int32_t blocks = args.tiles * args.token_blocks * Form::kCluster;
+  const int32_t blocks = args.tiles * args.token_blocks * apart * Form::kCluster;
   launch_kernel(kernel,
                 {std::min(blocks, limits.blocks), Form::kThreads,
                  static_cast<size_t>(Form::kSharedBytes), static_cast<uint32_t>(Form::kCluster)},
@@ -273,30 +294,32 @@ bool split_product_supports(const RowProduct& product) {
          is_whole(static_cast<const Bf16*>(w.data), w.in);
 }
 
-void split_products(Stream stream, const ProductSet& set, int64_t split) {
+void split_products(Stream stream, const ProductSet& set, int64_t split, bool apart) {
   if (set.count == 0 || set.products[0].x.rows == 0) return;
   CHECK(split % kChunkK == 0);
+  const int64_t parts = apart ? divide_up(set.products[0].x.cols, split) : 1;
   int64_t strips = 0;
   for (int32_t i = 0; i < set.count; ++i) {
     CHECK(split_product_supports(set.products[i]));
     CHECK(set.products[i].x.data == set.products[0].x.data);
+    CHECK(!apart || set.products[i].y.data == nullptr);
     strips += divide_up(set.products[i].weight.out, kStrip);
   }
   // Rounds of all clusters, times what a round takes.
   const auto cost = [&](int64_t tokens, double round) {
     constexpr int64_t kClusters = 66;
-    const int64_t items = divide_up(strips, 6) * divide_up(set.products[0].x.rows, tokens);
+    const int64_t items = divide_up(strips, 6) * divide_up(set.products[0].x.rows, tokens) * parts;
     return static_cast<double>(divide_up(items, kClusters)) * round;
   };
   const double of_128 = cost(128, 1.0);
   const double of_64 = cost(64, 0.6);
   const double of_32 = cost(32, 0.45);
   if (of_128 <= std::min(of_64, of_32)) {
-    launch<SplitForm<128>>(stream, set, split);
+    launch<SplitForm<128>>(stream, set, split, static_cast<int32_t>(parts));
   } else if (of_64 <= of_32) {
-    launch<SplitForm<64>>(stream, set, split);
+    launch<SplitForm<64>>(stream, set, split, static_cast<int32_t>(parts));
   } else {
-    launch<SplitForm<32>>(stream, set, split);
+    launch<SplitForm<32>>(stream, set, split, static_cast<int32_t>(parts));
   }
 }
 

@@ -14,7 +14,8 @@ namespace galley::kernels::cuda {
 bool split_product_supports(const RowProduct& product);
 
 // All products of a set, of one input x. K in parts of `split` (a multiple of 64) that are summed
-// from zero, and added in order.
-void split_products(Stream stream, const ProductSet& set, int64_t split);
+// from zero, and added in order; apart: by who reads them, sum p of row r being y_f32's row
+// r * parts + p.
+void split_products(Stream stream, const ProductSet& set, int64_t split, bool apart = false);
 
 }  // namespace galley::kernels::cuda
