@@ -191,7 +191,7 @@ Result<void> bench_expert_case(const KernelFloors& floors, const ExpertPeers& pe
   const BenchBuffer weights = TRY(BenchBuffer::create(point.rows * 4));
   const BenchBuffer place = TRY(BenchBuffer::create(point.rows * 4));
   const BenchBuffer row_weight = TRY(BenchBuffer::create((places + 256) * 4));
-  const BenchBuffer block_count = TRY(BenchBuffer::create(16));
+  const BenchBuffer totals = TRY(BenchBuffer::create(sizeof(PlanTotals)));
   const BenchBuffer blocks =
       TRY(BenchBuffer::create(plan_blocks(point.rows, peers.experts, 8) * 16));
   const BenchBuffer x = TRY(BenchBuffer::create(point.rows * inputs * 2));
@@ -204,7 +204,7 @@ Result<void> bench_expert_case(const KernelFloors& floors, const ExpertPeers& pe
   ExpertPlan plan;
   plan.place = place.as<int32_t>();
   plan.row_weight = row_weight.as<float>();
-  plan.block_count = block_count.as<int32_t>();
+  plan.totals = totals.as<PlanTotals>();
   plan.blocks = blocks.as<TokenBlock>();
   plan_experts(nullptr, ids.as<int32_t>(), weights.as<float>(), point.rows, peers.experts, tokens,
                plan);
@@ -218,7 +218,7 @@ Result<void> bench_expert_case(const KernelFloors& floors, const ExpertPeers& pe
   args.x_rows = places;
   args.experts = peers.experts;
   args.blocks = plan.blocks;
-  args.block_count = plan.block_count;
+  args.totals = plan.totals;
   args.chunks = static_cast<int32_t>(chunks);
   args.groups = 1;
   args.slots = static_cast<int32_t>(outputs);

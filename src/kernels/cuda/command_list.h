@@ -65,8 +65,8 @@ class CommandKey {
   }
   void add_value(const WeightView& w) { add_all(w.format, w.out, w.in, w.data, w.scale, w.folded); }
   void add_value(const ProductArguments& p) {
-    add_all(p.weights, p.expert_bytes, p.row_scale, p.x, p.x_scale, p.x_rows, p.blocks,
-            p.block_count, p.rows, p.experts, p.chunks, p.groups);
+    add_all(p.weights, p.expert_bytes, p.row_scale, p.x, p.x_scale, p.x_rows, p.blocks, p.totals,
+            p.rows, p.experts, p.chunks, p.groups);
     add_all(p.slots, p.outputs, p.y, p.y_stride, p.row_weight, p.limit);
   }
   void add_value(const DensePart& p) { add_all(p.weights, p.y, p.y_stride, p.slots, p.outputs); }

@@ -50,7 +50,7 @@ inline ProductArguments expert_up_arguments(const ExpertShape& shape, const Expe
   args.row_scale = tiles.gate_up_scale;
   args.experts = shape.experts;
   args.blocks = plan.blocks;
-  args.block_count = plan.block_count;
+  args.totals = plan.totals;
   args.row_weight = plan.row_weight;
   args.limit = shape.swiglu_limit;
   return args;
@@ -63,7 +63,7 @@ inline ProductArguments expert_down_arguments(const ExpertShape& shape, const Ex
   args.row_scale = tiles.down_scale;
   args.experts = shape.experts;
   args.blocks = plan.blocks;
-  args.block_count = plan.block_count;
+  args.totals = plan.totals;
   return args;
 }
 

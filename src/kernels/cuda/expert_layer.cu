@@ -56,7 +56,7 @@ Workspace carve_workspace(const ExpertShape& shape, int64_t rows, Carver& carver
   work.plan.place = carver.take<int32_t>(choices);
   work.plan.row_weight = carver.take<float>(work.places + 256);
   work.plan.blocks = carver.take<TokenBlock>(plan_blocks(choices, shape.experts, 8));
-  work.plan.block_count = carver.take<int32_t>(1);
+  work.plan.totals = carver.take<PlanTotals>(1);
   work.x = carve_rows(work.places, chunks, carver);
   work.inner = carver.take<Bf16>(work.places * shape.inner);
   work.inner8 = carve_rows(work.places, inner_chunks, carver);

@@ -10,6 +10,8 @@
 // of the tokens, 32 each, which take turns: one is multiplied while the other is promoted. Parts
 // are multiplied one after another, but K has the order of every other form, and so have the bits.
 // The plan makes an expert's blocks alike (rows_of_block), and ten sizes of a block are compiled.
+// Tiles are drawn in the plan's order, large blocks first, and the last few in pieces
+// (drawn_tiles.cuh).
 // Sums leave through shared memory, as bf16, 32 tokens at a time: rows are written in whole
 // sectors, and SwiGLU is a loop. From registers it was 2,200 instructions of straight code a block,
 // and with the half sectors that it wrote 15 % of the time.
@@ -23,6 +25,12 @@
 //   52 experts, even                      886   887  |  808   865
 //   52 experts, skewed                    907   918  |  817   882
 //   7 experts, even                       929   959  |  837   938
+//
+// Tiles drawn, not in turn, and the last ones in pieces (us, the same run, both as they came; rows
+// drawn uniformly or skewed): 7 experts of 128 rows, down 46 -> 40, of 256 64 -> 58, of 384 91 ->
+// 80, of 768 158 -> 148; 52 of 79, gate and up 387 -> 346, skewed 412 -> 362; 384 of 256 skewed,
+// down 764 -> 781 TFLOP/s. Gate and up of 7 experts have nearly two whole rounds at 256 rows:
+// nothing.
 //
 // What limits it (ncu, 256 tokens, gate and up): a chunk takes 1,650 to 1,800 cycles, its products
 // 1,024. A warp has 330 instructions, few of which wait for products (190 cycles); the others wait
@@ -43,15 +51,17 @@
 //   products' start: 1 to 8 % slower. All of a part's scales asked for before its products: 240
 //   registers, 2 to 8 % slower.
 // - addresses left to the compiler: it computes them again in each chunk, 250 cycles.
-//
-// The next step is rows as A and weights as B (dense_tiles.cuh), where a thread needs two scales,
-// not 64: weights would be unpacked into shared memory, once for 256 slots.
+// - scales spread to the lanes by products with rows of the identity (mma.sync m16n8k4 of tf32, a
+//   sixteenth of the reads): 20 % slower, the tensor cores do not take both kinds at once.
+// - tables of magnitudes by arithmetic instead of 8 reads: 3 to 6 % slower. The next chunk unpacked
+//   into other registers while this one is multiplied (up to 224 tokens): 0 to 8 % slower.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 
+#include "kernels/cuda/drawn_tiles.cuh"
 #include "kernels/cuda/grouped_product.cuh"
 #include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
@@ -99,8 +109,9 @@ struct ManyRowsView {
   uint32_t shifts;
   uint32_t scales;  // of the thread's two tokens in every 8
   uint32_t store;   // room of this warpgroup
-  int32_t strip;    // of this warpgroup
-  bool leads;       // its warp
+  uint32_t told;
+  int32_t strip;  // of this warpgroup
+  bool leads;     // its warp
 
   __device__ __forceinline__ StoredCodes wait_codes(const RingPlace& place) const {
     barrier_wait(full + place.barrier, place.parity);
@@ -244,6 +255,43 @@ __device__ __forceinline__ void consume_parts(const ProductArguments& args,
   }
 }
 
+// The thread that draws tiles and copies what they read.
+template <class Form>
+__device__ __forceinline__ void produce_drawn(const ProductArguments& args, uint32_t ring,
+                                              uint32_t full, uint32_t empty, uint32_t told) {
+  constexpr uint32_t kTileBytes = Form::kStrips * Form::kStripBytes;
+  TileDraw draw(args, args.slots / (kStripSlots * Form::kStrips));
+  RingPlace place;
+  uint32_t turn = 0;
+  for (DrawnTile tile; draw.next(args, tile); ++turn) {
+    tell_tile(told, turn, tile);
+    const int32_t strip = tile.tile * Form::kStrips;
+    const uint8_t* weights =
+        args.weights + tile.block.expert * args.expert_bytes +
+        (static_cast<int64_t>(strip / 4) * args.chunks * 4 + strip % 4) * Form::kStripBytes;
+    const uint32_t rows = (tile.block.rows + 7) & ~7;
+    const uint8_t* x = args.x + static_cast<int64_t>(tile.block.row) * kChunk;
+    const float* x_scale = args.x_scale + tile.block.row;
+    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+      const uint32_t stage = ring + place.bytes;
+      const uint32_t barrier = full + place.barrier;
+      // The ring is full for most of the time, and consumers want the issue slots.
+      barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
+      barrier_expect(barrier, kTileBytes + rows * (kChunk + 4));
+      bulk_load(stage + Form::kCodesAt, weights, kTileBytes, barrier);
+      bulk_load(stage, x, rows * kChunk, barrier);
+      bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
+      weights += 4 * Form::kStripBytes;
+      x += args.x_rows * kChunk;
+      x_scale += args.x_rows;
+      place.template advance<Form>();
+    }
+  }
+  barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
+  tell_tile(told, turn, {});
+  barrier_arrive(full + place.barrier);
+}
+
 template <class Form>
 __global__ void __launch_bounds__(Form::kThreads, 1)
     expert_many_rows_kernel(const __grid_constant__ ProductArguments args) {
@@ -253,6 +301,8 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   constexpr uint32_t kTableAt = kStoreAt + Form::kStrips * Form::kStoreBytes;
   constexpr uint32_t kFullAt = kTableAt + 128;
   constexpr uint32_t kEmptyAt = kFullAt + Form::kStages * 8;
+  constexpr uint32_t kToldAt = kFullAt + 256;
+  static_assert(2 * Form::kStages * 8 <= 256 && Form::kStages < 7);
   const uint32_t begin = shared_address(shared_memory);
   const uint32_t ring = (begin + 1023) & ~1023U;
   const int32_t warp = threadIdx.x >> 5;
@@ -260,20 +310,16 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
 
   fill_shift_table(shared_memory + (ring - begin) + kTableAt);
   if (threadIdx.x == 0) {
-    make_ring<Form>(ring + kFullAt, ring + kEmptyAt, 2,
-                    Form::kStrips * 4);  // weights and activations
+    make_ring<Form>(ring + kFullAt, ring + kEmptyAt, 1, Form::kStrips * 4);
     barrier_init_fence();
   }
   __syncthreads();
   await_earlier();
 
-  const int32_t tiles = args.slots / (kStripSlots * Form::kStrips);
-  const int32_t blocks = block_total(args, Form::kTokens);
   if (warp >= Form::kStrips * 4) {
     registers_give<Form::kProducerRegisters>();
-    if (warp < Form::kStrips * 4 + 2 && lane == 0) {
-      produce<Form>(args, warp == Form::kStrips * 4, ring, ring + kFullAt, ring + kEmptyAt, tiles,
-                    blocks);
+    if (warp == Form::kStrips * 4 && lane == 0) {
+      produce_drawn<Form>(args, ring, ring + kFullAt, ring + kEmptyAt, ring + kToldAt);
     }
     __syncwarp();
     return;
@@ -292,15 +338,17 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
       .shifts = kept(codes + kFp4Codes + (thread >> 2) * 4),
       .scales = kept(base + Form::kScalesAt + (thread & 3) * 8),
       .store = base + kStoreAt + strip * Form::kStoreBytes,
+      .told = base + kToldAt,
       .strip = static_cast<int32_t>(strip),
       .leads = kept(lane) == 0,
   };
   RingPlace place;
-  for (int32_t round = 0;; ++round) {
-    const TileShare share = share_at<Form>(round, tiles * blocks);
-    if (share.count == 0) break;
-    const TokenBlock block = block_at(args, share.item / tiles, Form::kTokens);
-    const int32_t strip_slot = (share.item % tiles * Form::kStrips + view.strip) * kStripSlots;
+  for (uint32_t turn = 0;; ++turn) {
+    barrier_wait(view.full + place.barrier, place.parity);
+    const DrawnTile drawn = told_tile(view.told, turn);
+    const TokenBlock block = drawn.block;
+    if (block.rows == 0) break;
+    const int32_t strip_slot = (drawn.tile * Form::kStrips + view.strip) * kStripSlots;
     const auto consume = [&]<int kPart, int kParts>() {
       consume_parts<Form, kPart, kParts>(args, view, place, block, strip_slot);
     };

@@ -98,10 +98,30 @@ __device__ __forceinline__ BlockScan block_scan(int2 mine, int2 (&warp_sum)[kPla
   return {{before.x + inclusive.x - mine.x, before.y + inclusive.y - mine.y}, from_lane(sums, 31)};
 }
 
+// Where large blocks are planned, those of the experts with the largest come first: who multiplies
+// takes them in order, so that the last ones are short.
+constexpr int32_t kSizeShift = 22;
+__device__ __forceinline__ uint32_t size_of(int32_t rows, int32_t blocks) {
+  return static_cast<uint32_t>(rows) << kSizeShift | static_cast<uint32_t>(blocks);
+}
+// Blocks of the experts before this one, in that order, of all experts' sizes.
+__device__ __forceinline__ int32_t blocks_before(const uint32_t* sizes, int32_t experts,
+                                                 int32_t expert) {
+  const uint32_t rows = sizes[expert] >> kSizeShift;
+  uint32_t before = 0;
+#pragma unroll 4
+  for (int32_t e = 0; e < experts; ++e) {
+    const uint32_t size = sizes[e];
+    const uint32_t other = size >> kSizeShift;
+    if (other > rows || (other == rows && e < expert)) before += size;
+  }
+  return static_cast<int32_t>(before & ((1U << kSizeShift) - 1));
+}
+
 // One cluster of gridDim.x blocks. Shared: [warps][experts] counts, then [experts] each of the
-// block's counts and of first places. kOnce: no warp has more than 32 choices, which then stay in
-// its registers. kSpreads: no cluster, each block makes the whole plan, and takes a chunk of all
-// rows to their places; the first one tells the plan.
+// block's counts, of first places and of sizes. kOnce: no warp has more than 32 choices, which then
+// stay in its registers. kSpreads: no cluster, each block makes the whole plan, and takes a chunk
+// of all rows to their places; the first one tells the plan.
 template <bool kOnce, bool kSpreads>
 __global__ void __launch_bounds__(kPlanThreads)
     plan_kernel(const int32_t* __restrict__ experts, const float* __restrict__ weights,
@@ -119,6 +139,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   const auto lane = static_cast<int32_t>(threadIdx.x & 31);
   int32_t* const block_count = counts + warps * expert_count;
   int32_t* const begin_of = block_count + expert_count;
+  auto* const sizes = reinterpret_cast<uint32_t*>(begin_of + expert_count);
   int32_t* const mine = counts + warp * expert_count;
   const auto expert = static_cast<int32_t>(threadIdx.x);
 
@@ -182,9 +203,12 @@ __global__ void __launch_bounds__(kPlanThreads)
     count = block_count[expert];
   }
   const int32_t block_rows = rows_of_block(count, block_tokens);
-  const BlockScan scan =
-      block_scan({(count + 7) / 8 * 8, (count + block_rows - 1) / block_rows}, warp_sum);
-  if (expert < expert_count) begin_of[expert] = scan.before.x + before;
+  const int32_t own_blocks = (count + block_rows - 1) / block_rows;
+  const BlockScan scan = block_scan({(count + 7) / 8 * 8, own_blocks}, warp_sum);
+  if (expert < expert_count) {
+    begin_of[expert] = scan.before.x + before;
+    sizes[expert] = size_of(min(block_rows, count), own_blocks);
+  }
   __syncthreads();
 
   for (int64_t start = first; start < last; start += 32) {
@@ -208,15 +232,16 @@ __global__ void __launch_bounds__(kPlanThreads)
     }
     id = next;
   }
-  // The list of token blocks, experts ascending.
+  // The list of token blocks.
   if (expert < expert_count && tells) {
+    const int32_t first_block =
+        block_tokens < kManyRowsBlock ? scan.before.y : blocks_before(sizes, expert_count, expert);
     for (int64_t n = rank; n * block_rows < count; n += blocks) {
       const auto row = static_cast<int32_t>(n * block_rows);
-      plan.blocks[scan.before.y + n] = {expert, scan.before.x + row, min(block_rows, count - row),
-                                        0};
+      plan.blocks[first_block + n] = {expert, scan.before.x + row, min(block_rows, count - row), 0};
     }
   }
-  if (rank == 0 && threadIdx.x == 0 && tells) *plan.block_count = scan.all.y;
+  if (rank == 0 && threadIdx.x == 0 && tells) *plan.totals = {scan.all.y, scan.all.x, 0};
   if constexpr (kSpreads) {
     __syncthreads();
     for (int64_t item = threadIdx.x; item < spread.rows * kRowPieces; item += blockDim.x) {
@@ -308,7 +333,7 @@ int64_t plan_threads(int64_t choices, int64_t expert_count) {
   return (std::max(choices, expert_count) + 31) / 32 * 32;
 }
 size_t plan_shared_bytes(int64_t threads, int64_t expert_count) {
-  return sizeof(int32_t) * static_cast<size_t>((threads / 32 + 2) * expert_count);
+  return sizeof(int32_t) * static_cast<size_t>((threads / 32 + 3) * expert_count);
 }
 
 }  // namespace

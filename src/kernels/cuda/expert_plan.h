@@ -16,7 +16,7 @@ struct ExpertPlan {
   int32_t* place = nullptr;      // [rows * top_k] where each choice went
   float* row_weight = nullptr;   // [places + 256]
   TokenBlock* blocks = nullptr;  // [blocks_max]
-  int32_t* block_count = nullptr;
+  PlanTotals* totals = nullptr;
 };
 
 // Experts that a plan may have: a thread of a block each.

@@ -23,7 +23,8 @@ struct PlanCase {
   int32_t block_tokens;
 };
 
-// One after another: experts ascending, each from a multiple of 8 on, choices in their order.
+// One after another: experts ascending, each from a multiple of 8 on, choices in their order. Large
+// blocks are listed by the size of their expert's, the largest first.
 struct ExpectedPlan {
   ExpectedPlan(const PlanCase& c, const std::vector<int32_t>& chosen) {
     std::vector<int32_t> next(static_cast<size_t>(c.experts));
@@ -43,12 +44,24 @@ struct ExpectedPlan {
       }
       begin += (count + 7) / 8 * 8;
     }
+    places = begin;
+    if (c.block_tokens == kManyRowsBlock) {
+      std::vector<int32_t> size(static_cast<size_t>(c.experts));
+      for (const TokenBlock& b : blocks) {
+        auto& most = size[static_cast<size_t>(b.expert)];
+        most = std::max(most, b.rows);
+      }
+      std::ranges::stable_sort(blocks, [&](const TokenBlock& a, const TokenBlock& b) {
+        return size[static_cast<size_t>(a.expert)] > size[static_cast<size_t>(b.expert)];
+      });
+    }
     for (const int32_t e : chosen) {
       place.push_back(e >= 0 && e < c.experts ? next[static_cast<size_t>(e)]++ : -1);
     }
   }
   std::vector<int32_t> place;
   std::vector<TokenBlock> blocks;
+  int32_t places = 0;
 };
 
 TEST(CudaExpertPlan, PlacesFollowTheRule) {
@@ -87,13 +100,13 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
     const MemoryBlock place = block(c.choices, sizeof(int32_t));
     const MemoryBlock row_weight = block(places + 256, sizeof(float));
     const MemoryBlock blocks = block(blocks_max, sizeof(TokenBlock));
-    const MemoryBlock block_count = block(1, sizeof(int32_t));
+    const MemoryBlock totals = block(1, sizeof(PlanTotals));
     memory->write(ids.data(), chosen.data(), ids.bytes());
     memory->write(factors.data(), weights.data(), factors.bytes());
     const ExpertPlan plan{.place = reinterpret_cast<int32_t*>(place.data()),
                           .row_weight = reinterpret_cast<float*>(row_weight.data()),
                           .blocks = reinterpret_cast<TokenBlock*>(blocks.data()),
-                          .block_count = reinterpret_cast<int32_t*>(block_count.data())};
+                          .totals = reinterpret_cast<PlanTotals*>(totals.data())};
     plan_experts(nullptr, reinterpret_cast<const int32_t*>(ids.data()),
                  reinterpret_cast<const float*>(factors.data()), c.choices, c.experts,
                  c.block_tokens, plan);
@@ -102,17 +115,19 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
     std::vector<int32_t> our_place(chosen.size());
     std::vector<float> our_factors(static_cast<size_t>(places));
     std::vector<TokenBlock> our_blocks(static_cast<size_t>(blocks_max));
-    int32_t our_count = -1;
+    PlanTotals our_totals{-1, -1, -1};
     memory->read(our_place.data(), place.data(), place.bytes());
     memory->read(our_factors.data(), row_weight.data(), places * int64_t{sizeof(float)});
     memory->read(our_blocks.data(), blocks.data(), blocks.bytes());
-    memory->read(&our_count, block_count.data(), block_count.bytes());
+    memory->read(&our_totals, totals.data(), totals.bytes());
     EXPECT_TRUE(our_place == expected.place);
     for (size_t i = 0; i < chosen.size(); ++i) {
       if (expected.place[i] < 0) continue;
       ASSERT_EQ(our_factors[static_cast<size_t>(expected.place[i])], weights[i]) << "choice " << i;
     }
-    ASSERT_EQ(our_count, std::ssize(expected.blocks));
+    ASSERT_EQ(our_totals.blocks, std::ssize(expected.blocks));
+    EXPECT_EQ(our_totals.places, expected.places);
+    EXPECT_EQ(our_totals.drawn, 0);
     for (size_t i = 0; i < expected.blocks.size(); ++i) {
       const TokenBlock& ours = our_blocks[i];
       const TokenBlock& theirs = expected.blocks[i];
@@ -168,7 +183,7 @@ TEST(CudaExpertPlan, SpreadCodesAreThoseMadeThere) {
                         .row_weight = reinterpret_cast<float*>(block((places + 256) * 4)),
                         .blocks = reinterpret_cast<TokenBlock*>(block(
                             plan_blocks(choices, kExperts, kTokens) * int64_t{sizeof(TokenBlock)})),
-                        .block_count = reinterpret_cast<int32_t*>(block(4))};
+                        .totals = reinterpret_cast<PlanTotals*>(block(sizeof(PlanTotals)))};
     };
     const Rows<const Bf16> input(placed(x), rows, kChunks * kChunk);
     const int32_t* experts = placed(chosen);
@@ -196,7 +211,7 @@ TEST(CudaExpertPlan, SpreadCodesAreThoseMadeThere) {
     EXPECT_TRUE(same(made_plan.row_weight, spread_plan.row_weight, places * 4));
     EXPECT_TRUE(same(made_plan.blocks, spread_plan.blocks,
                      plan_blocks(choices, kExperts, kTokens) * int64_t{sizeof(TokenBlock)}));
-    EXPECT_TRUE(same(made_plan.block_count, spread_plan.block_count, 4));
+    EXPECT_TRUE(same(made_plan.totals, spread_plan.totals, sizeof(PlanTotals)));
   }
 }
 

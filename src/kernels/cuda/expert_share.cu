@@ -69,7 +69,7 @@ Workspace carve(const ExpertShape& shape, int64_t rows, Carver& carver) {
   work.local = carver.take<int32_t>(choices);
   work.plan.row_weight = carver.take<float>(work.places + 256);
   work.plan.blocks = carver.take<TokenBlock>(plan_blocks(choices, shape.experts, 8));
-  work.plan.block_count = carver.take<int32_t>(1);
+  work.plan.totals = carver.take<PlanTotals>(1);
   work.x8 = carver.take<uint8_t>(work.places * chunks * kChunk);
   work.x_scale = carver.take<float>(work.places * chunks);
   work.inner = carver.take<Bf16>(work.places * shape.inner);
@@ -134,10 +134,7 @@ __global__ void __launch_bounds__(kThreads)
     spread_kernel(const __grid_constant__ SpreadTask task, ExpertPlan plan, int32_t* used) {
   await_earlier();
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (item == 0 && blockIdx.y == 0) {
-    const int32_t blocks = *plan.block_count;
-    *used = blocks == 0 ? 0 : plan.blocks[blocks - 1].row + plan.blocks[blocks - 1].rows;
-  }
+  if (item == 0 && blockIdx.y == 0) *used = plan.totals->places;
   spread_piece(task, blockIdx.y, item, plan.place, load_piece(task, blockIdx.y, item));
 }
 

@@ -92,7 +92,7 @@ __device__ __forceinline__ TokenBlock block_at(const ProductArguments& args, int
 }
 
 __device__ __forceinline__ int32_t block_total(const ProductArguments& args, int32_t tokens) {
-  return args.blocks != nullptr ? __ldg(args.block_count) : (args.rows + tokens - 1) / tokens;
+  return args.blocks != nullptr ? __ldg(&args.totals->blocks) : (args.rows + tokens - 1) / tokens;
 }
 
 // Work of a block of threads: strips first.. of a tile of all strips. Whole tiles go round; what is

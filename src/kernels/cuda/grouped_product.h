@@ -22,6 +22,13 @@ struct TokenBlock {
   int32_t spare;
 };
 
+// Of a plan, in device memory.
+struct PlanTotals {
+  int32_t blocks;
+  int32_t places;  // that it uses, gaps included
+  int32_t drawn;   // tiles that were asked for in the launch under way; 0 between two launches
+};
+
 struct ProductArguments {
   const uint8_t* weights;  // tiles of expert 0 (weight_tiles.h)
   int64_t expert_bytes;    // from one expert's tiles to the next
@@ -30,7 +37,7 @@ struct ProductArguments {
   const float* x_scale;    // [chunks][x_rows]
   int64_t x_rows;
   const TokenBlock* blocks;  // or null: rows 0..`rows` of expert 0
-  const int32_t* block_count;
+  PlanTotals* totals;        // with blocks
   int32_t rows;
   int32_t experts;  // that blocks may name
   int32_t chunks;

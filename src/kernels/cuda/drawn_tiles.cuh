@@ -1,0 +1,85 @@
+// Tiles of a plan's blocks, taken in the order of the plan by whichever block of threads has room
+// for its next one: long ones first, so that the last to end is not much later than the others.
+//
+// One thread of each block draws and tells the others in shared memory. Which block computes a tile
+// changes no bit of it.
+#pragma once
+
+#include <cstdint>
+
+#include "kernels/cuda/grouped_product.cuh"
+#include "kernels/cuda/sm90_memory.cuh"
+
+namespace galley::kernels::cuda {
+
+struct DrawnTile {
+  TokenBlock block;
+  int32_t tile;  // of slots
+};
+
+class TileDraw {
+ public:
+  // `tiles` of slots for each block of tokens.
+  __device__ __forceinline__ TileDraw(const ProductArguments& args, int32_t tiles)
+      : tiles_(tiles), grid_(static_cast<int32_t>(gridDim.x)) {
+    const int32_t items = tiles * __ldg(&args.totals->blocks);
+    // The last round goes in pieces of a tile's rows where it would keep few blocks busy.
+    const int32_t rest = items % grid_;
+    whole_ = items - rest;
+    pieces_ = rest * 8 <= grid_ ? 8 : rest * 4 <= grid_ ? 4 : rest * 2 <= grid_ ? 2 : 1;
+    total_ = whole_ + rest * pieces_;
+    at_ = static_cast<int32_t>(blockIdx.x);
+  }
+
+  // False when nothing is left; it is then not called again.
+  __device__ __forceinline__ bool next(const ProductArguments& args, DrawnTile& to) {
+    while (true) {
+      const int32_t at = at_;
+      if (at >= total_ && at != static_cast<int32_t>(blockIdx.x)) return false;
+      // Every block of threads draws until it gets nothing, and who draws last leaves a zero for
+      // the next launch.
+      const int32_t drawn = atomicAdd(&args.totals->drawn, 1);
+      if (drawn == max(total_, grid_) - 1) args.totals->drawn = 0;
+      at_ = grid_ + drawn;
+      if (at >= total_) return false;
+      const int32_t item = at < whole_ ? at : whole_ + (at - whole_) / pieces_;
+      to.block = block_at(args, item / tiles_, 0);
+      to.tile = item % tiles_;
+      if (at < whole_ || pieces_ == 1) return true;
+      const int32_t each =
+          max((to.block.rows + 8 * pieces_ - 1) / (8 * pieces_) * 8, kPieceRowsMin);
+      const int32_t first = (at - whole_) % pieces_ * each;
+      to.block.row += first;
+      to.block.rows = min(to.block.rows - first, each);
+      if (to.block.rows > 0) return true;
+    }
+  }
+
+ private:
+  static constexpr int32_t kPieceRowsMin = 32;  // fewer cost as much
+  int32_t tiles_;
+  int32_t grid_;
+  int32_t whole_;
+  int32_t pieces_;
+  int32_t total_;
+  int32_t at_;
+};
+
+// What is told about the tiles that are on their way, 16 bytes each: more of them than a ring has
+// stages. Rows 0 stands for the end.
+constexpr uint32_t kToldBytes = 8 * 16;
+
+__device__ __forceinline__ void tell_tile(uint32_t told, uint32_t turn, const DrawnTile& tile) {
+  store_shared(
+      told + turn * 16 % kToldBytes,
+      uint4{static_cast<uint32_t>(tile.block.expert), static_cast<uint32_t>(tile.block.row),
+            static_cast<uint32_t>(tile.block.rows), static_cast<uint32_t>(tile.tile)});
+}
+__device__ __forceinline__ DrawnTile told_tile(uint32_t told, uint32_t turn) {
+  const uint4 raw = load_shared_16(told + turn * 16 % kToldBytes);
+  return {
+      {static_cast<int32_t>(raw.x), static_cast<int32_t>(raw.y), static_cast<int32_t>(raw.z), 0},
+      static_cast<int32_t>(raw.w)};
+}
+
+}  // namespace galley::kernels::cuda
