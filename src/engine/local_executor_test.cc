@@ -106,7 +106,9 @@ TEST_P(LocalExecutorTest, KernelsDrawWhatNeedsTheRawLogitsAlone) {
     Generator generator(*executor, options);
     for (uint64_t id = 0; id < 4; ++id) {
       GenerateRequest made = request(id);
-      if (id == 1) made.sampling.top_p = 0.9F;
+      if (id == 0) made.sampling.top_p = 0.9F;
+      if (id == 0) made.sampling.top_k = 7;
+      if (id == 1) made.sampling.logprob = true;
       if (id == 2) made.sampling.repetition_penalty = 1.1F;
       if (id == 3) made.sampling.temperature = 0.0F;
       EXPECT_TRUE(generator.submit(made).has_value());
@@ -129,7 +131,10 @@ TEST_P(LocalExecutorTest, KernelsDrawWhatNeedsTheRawLogitsAlone) {
   // Of sequence 0: 3 prompt tokens, then one more at each draw.
   std::vector<int64_t> positions;
   for (const kernels::DrawRequest& one : drawing.seen) {
-    if (one.temperature == 1.0F) positions.push_back(one.position);
+    if (!one.is_cut()) continue;
+    EXPECT_EQ(one.top_k, 7);
+    EXPECT_EQ(one.top_p, 0.9F);
+    positions.push_back(one.position);
   }
   EXPECT_EQ(positions, (std::vector<int64_t>{3, 4, 5, 6, 7, 8}));
 }

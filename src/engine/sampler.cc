@@ -151,16 +151,17 @@ void Sampler::adjust(std::span<float> logits, int64_t position) const {
 }
 
 std::optional<kernels::DrawRequest> Sampler::plain_draw(int64_t position) const {
-  const bool best = options_.temperature < kTemperatureMin;
-  const bool cut = options_.top_k != 0 || options_.top_p < 1.0F || options_.min_p > 0.0F;
   if (options_.has_penalties() || adjusts(position) || options_.logprob ||
-      options_.top_logprobs > 0 || (cut && !best)) {
+      options_.top_logprobs > 0) {
     return std::nullopt;
   }
   return kernels::DrawRequest{.temperature = options_.temperature,
                               .seed = options_.seed,
                               .stream = options_.stream,
-                              .position = position};
+                              .position = position,
+                              .top_k = options_.top_k,
+                              .top_p = options_.top_p,
+                              .min_p = options_.min_p};
 }
 
 Sampled Sampler::sample(std::span<const float> logits, int64_t position, SamplerScratch& scratch,
@@ -265,15 +266,16 @@ void Sampler::keep_best(std::span<const float> logits, float peak, double total,
     std::nth_element(kept.begin(), kept.begin() + (k - 1), kept.end(), kBetter);
     kept.resize(k);
   }
-  if (options_.top_p >= 1.0F) {
-    if (k < vocab_size) std::sort(kept.begin(), kept.end(), kBetter);
-    return;
+  if (options_.top_p < 1.0F) {
+    double mass = 0;
+    for (const Candidate& candidate : kept) mass += candidate.weight;
+    // Where top-k and min-p left everything in, the tail that was not even collected counts too.
+    if (k == vocab_size && options_.min_p <= 0.0F) mass = total;
+    keep_nucleus(kept, options_.top_p * mass);
   }
-  double mass = 0;
-  for (const Candidate& candidate : kept) mass += candidate.weight;
-  // Where top-k and min-p left everything in, the tail that was not even collected counts too.
-  if (k == vocab_size && options_.min_p <= 0.0F) mass = total;
-  keep_nucleus(kept, options_.top_p * mass);
+  // A draw goes by token, as it does over a whole row: a device need not sort.
+  std::sort(kept.begin(), kept.end(),
+            [](const Candidate& a, const Candidate& b) { return a.token < b.token; });
 }
 
 }  // namespace galley::engine

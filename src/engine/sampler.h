@@ -60,7 +60,7 @@ class Sampler {
                  std::span<const uint64_t> allowed = {});
 
   // How the token at `position` may be drawn elsewhere from the raw logits; none where they are
-  // adjusted, reported or cut to the best. Such a token needs no telling: nothing counts it.
+  // adjusted or reported. Such a token needs no telling: nothing counts it.
   std::optional<kernels::DrawRequest> plain_draw(int64_t position) const;
 
   // Of the last sample, best first; as many as the options asked for.
@@ -83,7 +83,7 @@ class Sampler {
   float report_logprobs(std::span<const float> logits, float peak, SamplerScratch& scratch);
   int32_t draw(std::span<const float> logits, float peak, int64_t position,
                SamplerScratch& scratch) const;
-  // The candidates that the options leave, whose weights the draw then shares.
+  // The candidates that the options leave, by token, whose weights the draw then shares.
   void keep_best(std::span<const float> logits, float peak, double total,
                  SamplerScratch& scratch) const;
   void note_output(int32_t token);

@@ -1,6 +1,6 @@
 // How a token is drawn from a row of logits by kernels, and what comes of it.
 //
-// Knows no penalties, masks, top-k or nucleus: rows that want these go to engine/sampler.h.
+// Knows no penalties, bias or masks: rows that want these go to engine/sampler.h.
 #pragma once
 
 #include <cstdint>
@@ -13,6 +13,14 @@ struct DrawRequest {
   uint64_t seed = 0;
   uint64_t stream = 0;
   int64_t position = 0;
+  int32_t top_k = 0;  // as in engine/sampling_options.h, and in the same order: min-p, top-k, top-p
+  float top_p = 1.0F;
+  float min_p = 0.0F;
+
+  // Whether it is drawn from some of the tokens only.
+  constexpr bool is_cut() const {
+    return temperature >= 1e-5F && (top_k != 0 || top_p < 1.0F || min_p > 0.0F);
+  }
 };
 
 struct DrawnToken {

@@ -160,7 +160,10 @@ class CudaOps final : public Ops {
     CHECK(std::ssize(requests) == logits.rows);
     if (logits.rows == 0) return;
     void* workspace = bytes(Scratch::kDraw, sample_workspace_bytes(logits.rows, logits.cols));
-    enqueue_first(sample, logits, staged(requests), tokens, workspace);
+    const DrawRequest* wanted = staged(requests);
+    const auto cuts = std::ranges::count_if(requests, &DrawRequest::is_cut);
+    if (cuts < logits.rows) enqueue_first(sample, logits, wanted, tokens, workspace);
+    if (cuts > 0) enqueue_first(sample_cut, logits, wanted, tokens);
   }
 
   void linear(Rows<const Bf16> x, std::span<const Product> products) override {

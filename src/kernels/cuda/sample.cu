@@ -1,5 +1,6 @@
-// Sampling. Floor: the logits read once (517 KB a row); they are read twice, since exponentials are
-// taken relative to the row's largest logit, the second time from L2 while rows are few.
+// Sampling from all of a row, or its best token. Floor: the logits read once (517 KB a row); they
+// are read twice, since exponentials are taken relative to the row's largest logit, the second time
+// from L2 while rows are few.
 //
 // A row is cut into chunks of 64 blocks of 64 logits. `peak` leaves each chunk's largest logit and
 // where it is; `weigh` each block's sum of exponentials, in the lanes of engine/logit_math, and
@@ -9,6 +10,7 @@
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sample.h"
+#include "kernels/cuda/sample_weight.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -20,7 +22,6 @@ constexpr int kChunkBlocks = 64;
 constexpr int kChunk = kBlock * kChunkBlocks;
 constexpr int kThreads = 256;
 constexpr int kTurns = kChunkBlocks * kLanes / kThreads;  // blocks a thread takes part in
-constexpr float kTemperatureMin = 1e-5F;
 
 struct Peak {
   float value;
@@ -94,6 +95,7 @@ __device__ __forceinline__ Peak peak_of(const float (&x)[kTurns][kParts], int64_
 
 __global__ void __launch_bounds__(kThreads) peak_kernel(Arguments args) {
   await_earlier();
+  if (args.requests[blockIdx.y].is_cut()) return;
   __shared__ Peak scratch[kThreads / kWarp];
   float x[kTurns][kParts];
   load(args, blockIdx.y, blockIdx.x, x);
@@ -114,21 +116,6 @@ __device__ __forceinline__ Peak row_peak(const Arguments& args, int64_t row) {
   return warp_best(best);
 }
 
-// exp((logit - peak) * scale) with the bits of engine/logit_math; 0 below exp(-87).
-__device__ __forceinline__ float weight(float logit, float peak, float scale) {
-  constexpr float kRound = 12582912.0F;  // 1.5 * 2^23: adding it rounds to an integer
-  const float x = (logit - peak) * (scale * 1.44269504F);
-  if (!(x > -125.5F)) return 0.0F;
-  const float shifted = x + kRound;
-  const float r = x - (shifted - kRound);
-  const float r2 = r * r;
-  const float low = r * 0.693147F + 1.0F;
-  const float middle = r * 0.055507336F + 0.24022242F;
-  const float high = r * 0.0013264727F + 0.009671513F;
-  const float p = low + r2 * (middle + r2 * high);
-  return __uint_as_float(__float_as_uint(p) + (__float_as_uint(shifted) << 23));
-}
-
 // A block's sum, in all of its 16 lanes.
 __device__ __forceinline__ float block_weight(const float (&x)[kParts], float peak, float scale) {
   static_assert(kParts == 4);
@@ -139,10 +126,6 @@ __device__ __forceinline__ float block_weight(const float (&x)[kParts], float pe
     sum += __shfl_xor_sync(kAllLanes, sum, distance);
   }
   return sum;
-}
-
-__device__ __forceinline__ bool draws(const DrawRequest& request) {
-  return request.temperature >= kTemperatureMin;
 }
 
 // Sums of exponentials: of a chunk's blocks, at the row's own temperature, and of a warp's, at 1
@@ -175,6 +158,7 @@ __global__ void __launch_bounds__(kThreads) weigh_kernel(Arguments args) {
   await_earlier();
   __shared__ double scratch[kThreads / kWarp][2];
   const int64_t row = blockIdx.y;
+  if (args.requests[row].is_cut()) return;
   float x[kTurns][kParts];
   load(args, row, blockIdx.x, x);
   const float peak = row_peak(args, row).value;
@@ -269,6 +253,7 @@ __global__ void __launch_bounds__(kWarp) choose_kernel(Arguments args) {
   await_earlier();
   __shared__ Walked walked;
   const int64_t row = blockIdx.x;
+  if (args.requests[row].is_cut()) return;
   choose(args, row, row_peak(args, row), args.totals + row * args.chunks * 2,
          args.block_sums + row * args.chunks * kChunkBlocks, walked);
 }
@@ -286,6 +271,7 @@ __global__ void __launch_bounds__(kThreads* kSmallChunks)
   __shared__ float block_sums[kSmallChunks][kChunkBlocks];
   __shared__ Walked walked;
   const int64_t row = blockIdx.x;
+  if (args.requests[row].is_cut()) return;
   const int chunk = static_cast<int>(threadIdx.x) / kThreads;
   const int warp = thread_of_chunk() / kWarp;
   float x[kTurns][kParts];

@@ -2,8 +2,8 @@
 //
 // A draw is a function of (seed, stream, position) and the row, with the exponentials and block
 // sums of engine/logit_math (its level without fused operations) to the bit: the host sampler's
-// token, unless the draw falls within rounding on the border of two. Penalties, bias, masks, top-k,
-// top-p and min-p are the host sampler's.
+// token, unless the draw falls within rounding on the border of two. Penalties, bias and masks are
+// the host sampler's.
 #pragma once
 
 #include <cstdint>
@@ -18,8 +18,12 @@ constexpr int64_t kSampleVocabMax = 1 << 20;
 
 int64_t sample_workspace_bytes(int64_t rows, int64_t vocab);
 
-// Three launches. requests and tokens [R] are device memory.
+// requests and tokens [R] are device memory. sample() makes the tokens of all requests but those
+// that are cut (DrawRequest::is_cut), in three launches, sample_cut() (sample_cut.cu) those, in
+// one.
 void sample(Stream stream, Rows<const float> logits, const DrawRequest* requests,
             DrawnToken* tokens, void* workspace);
+void sample_cut(Stream stream, Rows<const float> logits, const DrawRequest* requests,
+                DrawnToken* tokens);
 
 }  // namespace galley::kernels::cuda
