@@ -207,19 +207,25 @@ template <int kWidth>
 __global__ void __launch_bounds__(kNarrowThreads)
     attention_narrow_kernel(const __grid_constant__ NarrowAttention args) {
   extern __shared__ __align__(16) uint8_t shared[];
-  attend_narrow<kWidth>(args, blockIdx.x, static_cast<int32_t>(blockIdx.y), shared);
+  const int32_t first_head = static_cast<int32_t>(blockIdx.y) * kNarrowHeads;
+  Bf16* o = row_at(args.o, blockIdx.x) + int64_t{first_head} * kWidth;
+  attend_narrow<kWidth>(args, blockIdx.x, first_head,
+                        min(kNarrowHeads, args.shape.heads - first_head), shared,
+                        [o](int32_t head, int32_t channel, uint32_t pair) {
+                          *reinterpret_cast<uint32_t*>(o + head * kWidth + channel) = pair;
+                        });
 }
 
+}  // namespace
+
 // Fixed by the shape: the sums have another order there.
-bool takes_narrow(const NarrowAttention& args) {
-  const AttentionShape& shape = args.shape;
-  return (shape.head_dim == 32 || shape.head_dim == 64) && is_whole(args.q) && is_whole(args.o) &&
+bool narrow_attention_supports(Rows<const Bf16> q, const AttentionShape& shape,
+                               Rows<const Bf16> o) {
+  return (shape.head_dim == 32 || shape.head_dim == 64) && is_whole(q) && is_whole(o) &&
          static_cast<size_t>(
              NarrowPlaces(shape.head_dim, shape.window + shape.selected_max).bytes()) <=
              kWholeBytesMax;
 }
-
-}  // namespace
 
 void launch_attention(Rows<const Bf16> q, bool turns, const float* sink,
                       const AttentionShape& shape, const RopeAngles& angles,
@@ -230,7 +236,7 @@ void launch_attention(Rows<const Bf16> q, bool turns, const float* sink,
   const dim3 grid(static_cast<unsigned>(q.rows),
                   static_cast<unsigned>((shape.heads + kHeads - 1) / kHeads));
   const NarrowAttention narrow{q, turns, sink, shape, scale, angles, rows, o};
-  if (takes_narrow(narrow)) {
+  if (narrow_attention_supports(q, shape, o)) {
     const auto kernel =
         shape.head_dim == 32 ? attention_narrow_kernel<32> : attention_narrow_kernel<64>;
     launch_kernel(

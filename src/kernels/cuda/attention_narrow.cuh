@@ -185,10 +185,12 @@ __device__ __forceinline__ void load_transposed(uint32_t (&r)[2], uint32_t addre
                : "r"(address));
 }
 
-// Row `row_index`, heads from 8 `head_block` on, by a block's first eight warps.
-template <int kWidth>
+// Row `row_index`, `heads` heads (at most eight) from `first_head` on, by a block's first eight
+// warps: store(head, channel, pair of channels) from first_head and a head's first channel on.
+template <int kWidth, class Store>
 __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64_t row_index,
-                                              int32_t head_block, uint8_t* shared) {
+                                              int32_t first_head, int32_t heads, uint8_t* shared,
+                                              const Store& store) {
   constexpr int kSteps = kWidth / 16;
   const AttentionShape& shape = args.shape;
   const int32_t keys_max = shape.window + shape.selected_max;
@@ -202,8 +204,8 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
   const int lane = static_cast<int>(threadIdx.x % 32);
   const int g = lane / 4;
   const int q = lane % 4;
-  const int32_t head = head_block * kNarrowHeads + g;
-  const bool has_head = head < shape.heads;
+  const int32_t head = first_head + g;
+  const bool has_head = g < heads;
   const auto window_count = static_cast<int32_t>(row.position - row.window_begin + 1);
   await_earlier();
   const int32_t count =
@@ -267,8 +269,7 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
       share[j] = narrow(p);
     }
     denominator = warp_sum(denominator);
-    const int32_t of = head_block * kNarrowHeads + warp;
-    if (of < shape.heads) denominator += expf(args.sink[of] - top);
+    if (warp < heads) denominator += expf(args.sink[first_head + warp] - top);
     if (lane == 0) denominators[warp] = denominator;
   }
   __syncthreads();
@@ -289,8 +290,7 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
     uint32_t pair = pack_bf16(sums[0] / denominator, sums[1] / denominator);
     const int turning = first + 2 * q - (kWidth - rotary);
     if (turning >= 0) pair = turn(pair, cosines[turning / 2], -sines[turning / 2]);
-    Bf16* to = row_at(args.o, row_index) + int64_t{head} * kWidth + first + 2 * q;
-    *reinterpret_cast<uint32_t*>(to) = pair;
+    store(g, first + 2 * q, pair);
   }
 }
 

@@ -29,6 +29,7 @@
 #include "kernels/cuda/index_select_sm90.h"
 #include "kernels/cuda/input_tiles.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/lone_row.h"
 #include "kernels/cuda/norm_tiles.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
@@ -117,6 +118,22 @@ class CommandKey {
     add_all(e.x, e.experts, e.expert_weights, e.expert_count, e.gate, e.up, e.down, e.shared_gate,
             e.shared_up, e.shared_down, e.limit, e.inner, e.out);
   }
+  void add_value(const LoneSite& s) {
+    add_all(s.leave, s.streams, s.weights, s.options, s.carried, s.norm_weight, s.mix, s.x);
+  }
+  void add_value(const LoneQuery& q) {
+    add_all(q.site, q.latent, q.latent_norm, q.latent_eps, q.other_count, q.query_count, q.keys);
+    for (int32_t i = 0; i < q.other_count; ++i) add_value(q.others[i]);
+    for (int32_t i = 0; i < q.query_count; ++i) add_value(q.queries[i]);
+  }
+  void add_value(const LoneAttention& a) {
+    add_all(a.q, a.turns, a.sink, a.shape, a.angles, a.rows, a.o, a.inner, a.outer, a.copies,
+            a.copy_count);
+  }
+  void add_value(const LoneExperts& e) {
+    add_all(e.site, e.gate, e.gate_rows, e.bias_of_row, e.options, e.experts, e.weights, e.few,
+            e.format);
+  }
   void add_value(const PairPlan& p) {
     add_all(p.pair, p.begin, p.tile_expert, p.tile_begin, p.tile_count);
   }
@@ -156,6 +173,8 @@ class CommandList {
   bool empty() const { return commands_.empty(); }
   int64_t count() const { return static_cast<int64_t>(commands_.size()); }
   const CommandKey& key() const { return key_; }
+  // Of the functions alone.
+  const CommandKey& form() const { return form_; }
   // Whether one more command surely fits.
   bool has_room() const { return used_ + kCommandBytesMax <= room_; }
 
@@ -178,10 +197,11 @@ class CommandList {
     commands_.clear();
     used_ = 0;
     key_ = {};
+    form_ = {};
   }
 
  private:
-  static constexpr int64_t kCommandBytesMax = 1536;
+  static constexpr int64_t kCommandBytesMax = 2560;
 
   struct Command {
     virtual void run(Stream stream) const = 0;
@@ -205,6 +225,7 @@ class CommandList {
     static_assert(std::is_trivially_destructible_v<Arguments> &&
                   sizeof(Stored) <= kCommandBytesMax);
     key_.add(reinterpret_cast<uintptr_t>(function));
+    form_.add(reinterpret_cast<uintptr_t>(function));
     std::apply([this](const auto&... values) { key_.add_all(values...); }, arguments);
     auto* place = reinterpret_cast<std::byte*>(storage_.get()) + used_;
     commands_.push_back(new (place) Stored(function, arguments));
@@ -216,6 +237,7 @@ class CommandList {
   int64_t used_ = 0;
   std::vector<const Command*> commands_;
   CommandKey key_;
+  CommandKey form_;
 };
 
 }  // namespace galley::kernels::cuda

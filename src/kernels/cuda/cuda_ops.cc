@@ -25,6 +25,7 @@
 #include "kernels/cuda/fold_store.h"
 #include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/held_copies.h"
+#include "kernels/cuda/held_lone.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/made_tiles.h"
@@ -142,7 +143,7 @@ class CudaOps final : public Ops {
       return;
     }
     const MadeTiles made = made_;
-    settle();
+    if (!lone_.lets_copy() || !held_copies_.empty()) settle();
     held_copies_.hold(copies, list);
     if (!held_copies_.meet(MemorySpan::of(made.rows()), {})) made_ = made;
   }
@@ -167,7 +168,10 @@ class CudaOps final : public Ops {
   }
 
   void linear(Rows<const Bf16> x, std::span<const Product> products) override {
-    if (x.rows == 0) return;
+    if (x.rows == 0 || lone_.hold(x, products)) return;
+    if (const auto attention = lone_.take_attention(x, products, held_copies_)) {
+      return append(launch_lone_attention, *attention);
+    }
     Rows<const Bf16> exact;
     Rows<const Bf16> quantised;
     InputTiles tiles;
@@ -196,6 +200,10 @@ class CudaOps final : public Ops {
                       Rows<Bf16> y) override {
     CHECK(x.cols == groups * weight.in && weight.out % groups == 0 && !weight.folded);
     if (x.rows == 0) return;
+    if (is_packed_input(x) &&
+        lone_.hold(RowProduct{.x = x, .weight = weight, .groups = groups, .y = y}, held_copies_)) {
+      return;
+    }
     const RowProduct product{.x = packed(x, false), .weight = weight, .groups = groups, .y = y};
     std::optional<HeldCopies::Aside> aside;
     if (!takes_few_rows(product)) aside.emplace(held_copies_, MemorySpan::of(x), MemorySpan::of(y));
@@ -219,6 +227,9 @@ class CudaOps final : public Ops {
       for (const Product& product : products) add_folded(tiles, x.rows, product);
       flush_folded();
       return;
+    }
+    if (const auto query = lone_.take_query(x, weight, eps, products)) {
+      return append(launch_lone_query, *query);
     }
     ProductSet set;
     set.norm_weight = weight;
@@ -247,8 +258,13 @@ class CudaOps final : public Ops {
     const InputTiles tiles = fuses_ && made_.wanted(x.cols) ? tiles_room(x) : InputTiles{};
     if (held_.streams.data != streams.data || held_.streams.rows != streams.rows) settle();
     if (fuses_ && hc_site_supports(held_, streams, weights, options, carried, norm_weight, x)) {
-      append_first(hc_site, std::exchange(held_, {}), streams, weights, options, carried,
-                   norm_weight, mix, x, tiles);
+      const HcLeave leave = std::exchange(held_, {});
+      made_.forget();
+      if (tiles.codes != nullptr ||
+          !lone_.hold(LoneSite{leave, streams, weights, options, carried, norm_weight, mix, x})) {
+        append_first(hc_site, leave, streams, weights, options, carried, norm_weight, mix, x,
+                     tiles);
+      }
     } else {
       append_first(cuda::hc_enter, std::exchange(held_, {}), streams, weights, options, carried,
                    norm_weight, mix, x, tiles, workspace);
@@ -288,7 +304,7 @@ class CudaOps final : public Ops {
 
   void window_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
                    Rows<uint8_t> records) override {
-    if (x.rows == 0) return;
+    if (x.rows == 0 || lone_.hold(WindowKeys{x, norm_weight, eps, angles, records})) return;
     settle();
     held_keys_ = {x, norm_weight, eps, angles, records};
     if (!fuses_ || !(rides_along(held_keys_) || keys_beside_norm(held_keys_))) settle();
@@ -390,7 +406,10 @@ class CudaOps final : public Ops {
       enqueue(attention_sm90, call, device_.multiprocessors);
       return;
     }
-    enqueue(launch_attention, q, turns, sink, shape, angles, staged(rows), o);
+    settle();
+    const AttentionRow* staged_rows = staged(rows);
+    if (fuses_ && lone_.hold(LoneAttention{q, turns, sink, shape, angles, staged_rows, o})) return;
+    append(launch_attention, q, turns, sink, shape, angles, staged_rows, o);
   }
 
   void route(Rows<const Bf16> x, const WeightView& gate, std::span<const float* const> bias_of_row,
@@ -399,15 +418,19 @@ class CudaOps final : public Ops {
     CHECK(gate.format == WeightFormat::kBf16 && gate.in == x.cols);
     if (x.rows == 0) return;
     void* workspace = bytes(Scratch::kRouter, route_workspace_bytes(x.rows, x.cols, gate.out));
-    MadeTiles made = made_;  // a router writes nothing else
+    const float* const* biases = staged(bias_of_row);
+    if (margin == nullptr && lone_.hold(x, gate, biases, options, experts, weights, workspace)) {
+      return;
+    }
+    const MadeTiles made = made_;  // a router writes nothing else
     settle();
     // The shared expert needs x alone, so it may begin here.
-    const bool forks = fuses_ && x.rows <= kSideRowsMax && made.of(x).codes != nullptr;
+    const bool forks = fuses_ && x.rows <= kSideRowsMax && made.has(x);
     if (forks) append_first(fork_side, static_cast<const SideStream*>(&side_));
     forked_ = forks ? x.data : nullptr;
     forked_at_ = lane_.flush_count();
-    append_first(cuda::route, x, static_cast<const Bf16*>(gate.data), gate.out, staged(bias_of_row),
-                 options, experts, weights, margin, workspace);
+    append_first(cuda::route, x, static_cast<const Bf16*>(gate.data), gate.out, biases, options,
+                 experts, weights, margin, workspace);
     made_ = made;
   }
 
@@ -540,6 +563,9 @@ class CudaOps final : public Ops {
   // experts, hc_leave, or one after the other. Any other call comes behind it.
   void settle() {
     made_.forget();
+    if (const auto lone = lone_.take()) {
+      lone->apart([this](auto* function, const auto&... a) { append_first(function, a...); });
+    }
     if (const auto rope = std::exchange(held_rope_, {})) {
       append_first(cuda::rope, rope->x, rope->heads, rope->angles, rope->inverse);
     }
@@ -618,8 +644,9 @@ class CudaOps final : public Ops {
   }
   // With what was held back on the side, if it has nothing to do with them.
   void append_products(ProductSet set) {
-    const bool alone = held_rope_ || held_.y.data != nullptr || touches(set, held_keys_) ||
-                       !rides_along(held_keys_) || touches(set, held_copies_.list());
+    const bool alone = !lone_.empty() || held_rope_ || held_.y.data != nullptr ||
+                       touches(set, held_keys_) || !rides_along(held_keys_) ||
+                       touches(set, held_copies_.list());
     if (alone) settle();
     set.window_keys = std::exchange(held_keys_, {});
     const HeldCopies::Staged copies = held_copies_.take();
@@ -668,19 +695,14 @@ class CudaOps final : public Ops {
                 Rows<const float> expert_weights, Rows<Bf16> y) {
     const int64_t pairs = experts.rows * experts.cols;
     const int64_t inner = weights.shared.w1.out;
-    const ExpertTable& table = expert_table(weights);
-    FewExperts few{.x = x, .experts = experts, .expert_weights = expert_weights.data};
-    few.expert_count = static_cast<int32_t>(weights.experts.size());
-    few.gate = table.matrix[0];
-    few.up = table.matrix[1];
-    few.down = table.matrix[2];
-    few.shared_gate = weights.shared.w1;
-    few.shared_up = weights.shared.w3;
-    few.shared_down = weights.shared.w2;
-    few.limit = weights.swiglu_limit;
+    FewExperts few = few_experts_of(x, weights, expert_table(weights), experts, expert_weights);
     few.inner = bf16(Scratch::kGate, pairs + x.rows, inner);
     few.out = bf16(Scratch::kPairs, pairs + x.rows, x.cols);
-    enqueue(launch_few_experts, few);
+    if (const auto lone = lone_.take_experts(few, weights.experts[0].w1.format)) {
+      append(launch_lone_experts, *lone);
+    } else {
+      enqueue(launch_few_experts, few);
+    }
     held_.parts = {few.out.slice(0, pairs), static_cast<int32_t>(experts.cols), nullptr,
                    few.out.slice(pairs, x.rows)};
     held_.y = y;
@@ -763,6 +785,7 @@ class CudaOps final : public Ops {
   std::optional<HeldRope> held_rope_;
   WindowKeys held_keys_;
   HeldCopies held_copies_{kCopiesAlongMax};
+  HeldLone lone_;
   const bool fuses_ = std::getenv("GALLEY_CUDA_FUSE") == nullptr ||
                       std::string_view(std::getenv("GALLEY_CUDA_FUSE")) != "0";
   int64_t entries_ = 0;  // of the longest sequence, where reserve() told

@@ -261,6 +261,20 @@ bool few_experts_support(Rows<const Bf16> x, const MoeWeights& weights, int64_t 
          inner <= kNarrowInputMax && fits(weights.shared) && fits(weights.experts.front());
 }
 
+FewExperts few_experts_of(Rows<const Bf16> x, const MoeWeights& weights, const ExpertTable& table,
+                          Rows<const int32_t> experts, Rows<const float> expert_weights) {
+  FewExperts few{.x = x, .experts = experts, .expert_weights = expert_weights.data};
+  few.expert_count = static_cast<int32_t>(weights.experts.size());
+  few.gate = table.matrix[0];
+  few.up = table.matrix[1];
+  few.down = table.matrix[2];
+  few.shared_gate = weights.shared.w1;
+  few.shared_up = weights.shared.w3;
+  few.shared_down = weights.shared.w2;
+  few.limit = weights.swiglu_limit;
+  return few;
+}
+
 void launch_few_experts(const FewExperts& e, Stream stream) {
   CHECK(e.x.rows > 0 && e.x.rows <= kFewExpertRowsMax && e.experts.cols <= kFewExpertChoicesMax);
   const int64_t inner_strips = e.inner.cols / kTileOutputs;

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/expert_tables.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
@@ -31,6 +32,9 @@ struct FewExperts {
   Rows<Bf16> out = {};
 };
 
+// All but inner and out.
+FewExperts few_experts_of(Rows<const Bf16> x, const MoeWeights& weights, const ExpertTable& table,
+                          Rows<const int32_t> experts, Rows<const float> expert_weights);
 bool few_experts_support(Rows<const Bf16> x, const MoeWeights& weights, int64_t choices);
 
 // Two launches: inner, then out.

@@ -128,6 +128,8 @@ void launch_index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights
 
 // --- attention (attention.cu) ---------------------------------------------------
 // `turns`: q is not yet rotated (Ops::rope).
+// Whether heads are narrow ones (attention_narrow.cuh), by the shape alone.
+bool narrow_attention_supports(Rows<const Bf16> q, const AttentionShape& shape, Rows<const Bf16> o);
 void launch_attention(Rows<const Bf16> q, bool turns, const float* sink,
                       const AttentionShape& shape, const RopeAngles& angles,
                       const AttentionRow* rows, Rows<Bf16> o, Stream stream);

@@ -21,12 +21,11 @@ class MadeTiles {
   }
   Rows<const Bf16> rows() const { return x_; }
   void forget() { *this = MadeTiles(columns_); }
+  // Whether x has tiles; asking for them is what makes them wanted.
+  bool has(Rows<const Bf16> x) const { return is(x) && tiles_.codes != nullptr; }
   // Of x, for folded products; without codes if they were not made, or are forgotten.
   InputTiles of(Rows<const Bf16> x) {
-    if (x.data == nullptr || x.data != x_.data || x.rows != x_.rows || x.cols != x_.cols ||
-        x.stride != x_.stride) {
-      return {};
-    }
+    if (!is(x)) return {};
     if (x.cols % kChunk == 0) columns_ = x.cols;
     return tiles_;
   }
@@ -34,6 +33,10 @@ class MadeTiles {
   MadeTiles() = default;
 
  private:
+  bool is(Rows<const Bf16> x) const {
+    return x.data != nullptr && x.data == x_.data && x.rows == x_.rows && x.cols == x_.cols &&
+           x.stride == x_.stride;
+  }
   explicit MadeTiles(int64_t columns) : columns_(columns) {}
 
   Rows<const Bf16> x_;

@@ -96,6 +96,11 @@ __device__ __forceinline__ void narrow_strip(const WeightView& weight, int64_t o
       }
     }
     if (first == 0) {
+#pragma unroll
+      for (int ahead = 0; ahead < kAhead; ++ahead) {
+        pin_here(a_upper[ahead]);
+        pin_here(a_lower[ahead]);
+      }
       ready();
       rows = row_count();
     }

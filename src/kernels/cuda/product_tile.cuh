@@ -21,6 +21,27 @@ namespace galley::kernels::cuda {
 constexpr int kTileOutputs = 16;
 constexpr int kTileK = 64;
 
+// Four codes of E2M1, the first in the lowest bits of `codes`, times the power of two that is both
+// halves of `factor`, as two pairs of bf16. The bytes of the magnitudes' bf16 are looked up; signs
+// are put above them. One rounding, as of a product in f32 (a scale's code 0 makes subnormals).
+__device__ __forceinline__ void scaled_e2m1(uint32_t codes, uint32_t factor, uint32_t& first,
+                                            uint32_t& second) {
+  const uint32_t magnitudes = codes & 0x7777U;
+  // 0, 0.5, 1, 1.5, 2, 3, 4, 6 are 0000, 3F00, 3F80, 3FC0, 4000, 4040, 4080, 40C0.
+  const uint32_t lower = __byte_perm(0xC0800000U, 0xC0804000U, magnitudes);
+  const uint32_t upper = __byte_perm(0x3F3F3F00U, 0x40404040U, magnitudes);
+  const uint32_t spread = __byte_perm(codes, 0, 0x1100);  // codes 0 1 0 1, 2 3 2 3
+  const uint32_t signs = (spread << 4 & 0x00800080U) | (spread & 0x80008000U);
+  const uint32_t signed_upper = upper | signs;
+  const auto scaled = [factor](uint32_t pair) {
+    uint32_t result;
+    asm("mul.rn.bf16x2 %0, %1, %2;" : "=r"(result) : "r"(pair), "r"(factor));
+    return result;
+  };
+  first = scaled(__byte_perm(lower, signed_upper, 0x5140));
+  second = scaled(__byte_perm(lower, signed_upper, 0x7362));
+}
+
 // Weights [k, k + 16) of one output as stored: what is loaded, apart from what is computed of it,
 // so that several loads are under way at once. in % 16 == 0.
 template <WeightFormat kFormat>
@@ -62,10 +83,11 @@ struct StoredWeights {
         }
       }
     } else if constexpr (kFormat == WeightFormat::kFp4Row32) {
+      const uint32_t factor = pack_bf16(scale, scale);
 #pragma unroll
-      for (int p = 0; p < 8; ++p) {
-        const uint32_t two = (p < 4 ? low.x : low.y) >> (8 * (p % 4));
-        pairs[p] = pack_bf16(e2m1_value(two & 15U) * scale, e2m1_value((two >> 4) & 15U) * scale);
+      for (int four = 0; four < 4; ++four) {
+        const uint32_t codes = (four < 2 ? low.x : low.y) >> (16 * (four % 2));
+        scaled_e2m1(codes, factor, pairs[2 * four], pairs[2 * four + 1]);
       }
     } else {
       const uint32_t words[8] = {low.x, low.y, low.z, low.w, high.x, high.y, high.z, high.w};
@@ -74,6 +96,14 @@ struct StoredWeights {
     }
   }
 };
+
+// Their values are made before what follows: what is only arithmetic the compiler may otherwise do
+// where it is used, behind a wait whose time it should have passed.
+template <int kCount>
+__device__ __forceinline__ void pin_here(uint32_t (&values)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+r"(values[i]));
+}
 
 // 16 consecutive inputs of a row in simulated Q8, where a group of 32 is two neighbouring lanes'.
 // The bits of pack_input_kernel: dividing by a power of two is multiplying by its inverse.

@@ -22,10 +22,10 @@
 #include <algorithm>
 #include <type_traits>
 
-#include "kernels/cuda/exponential.cuh"
 #include "kernels/cuda/mma_bf16.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/route.h"
+#include "kernels/cuda/route_choice.cuh"
 #include "kernels/cuda/row.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/split_product.h"
@@ -216,159 +216,7 @@ __global__ void __launch_bounds__(S::kThreads) gate_kernel(GateArguments args) {
   gate_tile<S, kOneSplit, kWhole>(args);
 }
 
-// Linear above 20, where exp would only lose bits.
-__device__ __forceinline__ float softplus(float x) { return x > 20.0F ? x : log1pf(exp_f32(x)); }
-
-// Larger floats have larger keys; every float's key is above 0, which marks what was taken.
-__device__ __forceinline__ uint32_t order_key(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
-}
-__device__ __forceinline__ float from_order_key(uint32_t key) {
-  return __uint_as_float((key & 0x80000000U) != 0 ? key & 0x7FFFFFFFU : ~key);
-}
-
 constexpr int kChoiceWarps = 4;
-
-struct ChoiceArguments {
-  const float* logits;
-  int64_t splits;
-  int32_t expert_count;
-  const float* const* bias_of_row;
-  RouterOptions options;
-  Rows<int32_t> experts;
-  Rows<float> weights;
-  float* margin;
-};
-
-// What a warp chooses among: kEach places a lane.
-template <int kEach>
-struct Places {
-  uint32_t key[kEach];  // 0: empty, or taken
-  int expert[kEach];
-  float p[kEach];
-};
-
-// The best places of a warp one after the other, the lower expert of equal ones:
-// take(place, key, expert, p) in every lane.
-template <int kEach, class Take>
-__device__ __forceinline__ void take_best(Places<kEach>& all, int count, Take&& take) {
-  uint32_t key;  // the best of this lane's
-  unsigned expert;
-  float p;
-  const auto find = [&] {
-    key = 0;
-    expert = 0xFFFFFFFFU;
-    p = 0.0F;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      const auto other = static_cast<unsigned>(all.expert[i]);
-      if (all.key[i] < key || (all.key[i] == key && other > expert)) continue;
-      key = all.key[i];
-      expert = other;
-      p = all.p[i];
-    }
-  };
-  find();
-  for (int place = 0; place < count; ++place) {
-    const uint32_t best = __reduce_max_sync(kAllLanes, key);
-    const unsigned winner = __reduce_min_sync(kAllLanes, key == best ? expert : 0xFFFFFFFFU);
-    const bool mine = key == best && expert == winner;
-    const unsigned owners = __ballot_sync(kAllLanes, mine);
-    take(place, best, static_cast<int>(winner), __shfl_sync(kAllLanes, p, __ffs(owners) - 1));
-    if (!mine) continue;
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (static_cast<unsigned>(all.expert[i]) == winner) all.key[i] = 0;
-    }
-    find();
-  }
-}
-
-// Experts first, first + step, ... of a row: their biases, which were there before the step, and
-// behind earlier kernels all else.
-template <int kEach>
-struct Biases {
-  float of[kEach];
-};
-template <int kEach>
-__device__ __forceinline__ void load_biases(const ChoiceArguments& args, int64_t row, int first,
-                                            int step, Biases<kEach>& biases) {
-  const float* bias = args.bias_of_row[row];
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    const int expert = first + i * step;
-    biases.of[i] = expert < args.expert_count ? bias[expert] : 0.0F;
-  }
-}
-template <int kEach>
-__device__ __forceinline__ void load_places(const ChoiceArguments& args, int64_t row, int first,
-                                            int step, const Biases<kEach>& biases,
-                                            Places<kEach>& all) {
-  const float* logits = args.logits + row * args.splits * args.expert_count;
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    all.p[i] = 0.0F;
-    all.expert[i] = first + i * step;
-  }
-  constexpr int kAhead = kEach <= 3 ? 16 : 4;  // splits whose loads are under way at a time
-#pragma unroll kAhead
-  for (int64_t split = 0; split < args.splits; ++split) {
-#pragma unroll
-    for (int i = 0; i < kEach; ++i) {
-      if (all.expert[i] >= args.expert_count) continue;
-      all.p[i] += logits[split * args.expert_count + all.expert[i]];
-    }
-  }
-#pragma unroll
-  for (int i = 0; i < kEach; ++i) {
-    all.p[i] = sqrtf(softplus(all.p[i] / args.options.gate_temperature));
-    const float biased = all.p[i] + biases.of[i];
-    all.key[i] = order_key(isnan(biased) ? -INFINITY : biased);
-    if (all.expert[i] >= args.expert_count) all.key[i] = 0;
-  }
-}
-
-__device__ __forceinline__ bool wants_margin(const ChoiceArguments& args) {
-  return args.margin != nullptr && args.options.top_k < args.expert_count;
-}
-// How many places in order a choice needs to see.
-__device__ __forceinline__ int places_seen(const ChoiceArguments& args) {
-  return args.options.top_k + (wants_margin(args) ? 1 : 0);
-}
-
-// A row's choice by one warp, from places among which the best are.
-template <int kEach>
-__device__ __forceinline__ void choose(const ChoiceArguments& args, int64_t row,
-                                       Places<kEach>& all) {
-  const int lane = threadIdx.x % kWarp;
-  const int top_k = args.options.top_k;
-  float sum = 0.0F;
-  float own_p = 0.0F;  // of the place that is this lane's
-  int own_expert = 0;
-  float last = 0.0F;
-  take_best(all, places_seen(args), [&](int place, uint32_t key, int expert, float p) {
-    if (place == top_k) {
-      if (lane == 0) args.margin[row] = last - from_order_key(key);
-      return;
-    }
-    sum += p;  // best first, as the reference adds them
-    last = from_order_key(key);
-    if (lane == place) {
-      own_p = p;
-      own_expert = expert;
-    }
-  });
-  if (args.margin != nullptr && !wants_margin(args) && lane == 0) args.margin[row] = INFINITY;
-  int rank = 0;  // ascending
-  for (int place = 0; place < top_k; ++place) {
-    rank += __shfl_sync(kAllLanes, own_expert, place) < own_expert ? 1 : 0;
-  }
-  if (lane < top_k) {
-    row_of(args.experts, row)[rank] = own_expert;
-    row_of(args.weights, row)[rank] = own_p / (sum + 1e-20F) * args.options.scale;
-  }
-}
 
 // A warp a row.
 template <int kEach>

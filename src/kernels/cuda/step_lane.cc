@@ -62,7 +62,7 @@ void StepLane::hand_in() {
   open_ = false;
   ++in_flight_;
   // What is launched for the first time may wait for the device, which may wait for the ids.
-  held_back_ = awaits_ids_ && !graphs_.knows(commands_.key());
+  held_back_ = awaits_ids_ && !graphs_.knows(commands_);
   if (!held_back_) end_step();
 }
 
