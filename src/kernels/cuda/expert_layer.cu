@@ -3,6 +3,7 @@
 #include "base/check.h"
 #include "kernels/cuda/carver.h"
 #include "kernels/cuda/expert_arguments.h"
+#include "kernels/cuda/expert_few_rows.h"
 #include "kernels/cuda/expert_layer.h"
 #include "kernels/cuda/launch.h"
 
@@ -68,6 +69,52 @@ Workspace carve_workspace(const ExpertShape& shape, int64_t rows, Carver& carver
   return work;
 }
 
+// Few rows need no plan: choice c has place c.
+bool takes_few(const ExpertShape& shape, int64_t rows) {
+  return takes_expert_rows(shape.gate_up(), rows, shape.top_k) &&
+         takes_expert_rows(shape.down(), rows, shape.top_k);
+}
+
+ExpertRowsArguments few_arguments(const ExpertShape& shape, const FoldShape& matrix,
+                                  const uint8_t* weights, const float* row_scale, int64_t rows,
+                                  const int32_t* experts) {
+  ExpertRowsArguments args{};
+  args.weights = weights;
+  args.expert_bytes = folded_fp4_bytes(matrix);
+  args.row_scale = row_scale;
+  args.rows = static_cast<int32_t>(rows);
+  args.chunks = static_cast<int32_t>(matrix.chunks());
+  args.slots = static_cast<int32_t>(matrix.slots());
+  args.outputs = static_cast<int32_t>(matrix.rows);
+  args.y_stride = matrix.rows;
+  args.chosen = experts;
+  args.top_k = shape.top_k;
+  return args;
+}
+
+void few_up(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int64_t rows,
+            const int32_t* experts, const float* weights, const Workspace& work) {
+  ExpertRowsArguments args =
+      few_arguments(shape, shape.gate_up(), tiles.gate_up, tiles.gate_up_scale, rows, experts);
+  args.x = work.shared_x.x8;
+  args.x_scale = work.shared_x.scale;
+  args.x_rows = work.shared_x.places;
+  args.row_weight = weights;
+  args.limit = shape.swiglu_limit;
+  args.y = work.inner;
+  expert_rows_product(stream, ResultForm::kSwiGlu, args);
+}
+
+void few_down(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int64_t rows,
+              const int32_t* experts, const Workspace& work) {
+  ExpertRowsArguments args =
+      few_arguments(shape, shape.down(), tiles.down, tiles.down_scale, rows, experts);
+  args.values = work.inner;
+  args.columns = shape.inner;
+  args.y = work.out;
+  expert_rows_product(stream, ResultForm::kBf16, args);
+}
+
 }  // namespace
 
 int64_t expert_tiles_bytes(const ExpertShape& shape) {
@@ -113,6 +160,7 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
   Workspace work = carve_workspace(shape, x.rows, carver);
   const int64_t choices = x.rows * shape.top_k;
   const int32_t tokens = expert_block_tokens(choices, shape.experts);
+  const bool few = takes_few(shape, x.rows);
   const Rows<const Bf16> inner(work.inner, work.places, shape.inner);
   const Rows<const Bf16> shared_inner(work.shared_inner, x.rows, shape.inner);
   const auto shared_up = [&](Stream where) {
@@ -133,24 +181,40 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
                     work.shared_inner8.scale);
       shared_down(side->stream);
     }
-    plan_and_spread(stream, experts, weights, x.rows, shape.top_k, shape.experts, tokens, work.plan,
-                    work.shared_x, work.x, static_cast<int32_t>(shape.gate_up().chunks()));
+    if (!few) {
+      plan_and_spread(stream, experts, weights, x.rows, shape.top_k, shape.experts, tokens,
+                      work.plan, work.shared_x, work.x,
+                      static_cast<int32_t>(shape.gate_up().chunks()));
+    }
+  } else if (few) {
+    CHECK(side == nullptr);
+    quantise_rows(stream, x, work.shared_x.places, work.shared_x.x8, work.shared_x.scale);
   } else {
     CHECK(side == nullptr);
     plan_experts(stream, experts, weights, choices, shape.experts, tokens, work.plan);
     quantise_choices(stream, x, work.plan.place, shape.top_k, work.x, work.shared_x);
   }
-  expert_product(stream, ResultForm::kSwiGlu, tokens,
-                 expert_up_arguments(shape, tiles, work.plan, work.x, work.inner));
-  if (side == nullptr) {
-    shared_up(stream);
-    quantise_places(stream, inner, work.plan.place, choices, work.inner8, shared_inner,
-                    work.shared_inner8);
+  if (few) {
+    few_up(stream, shape, tiles, x.rows, experts, weights, work);
+    if (side == nullptr) {
+      shared_up(stream);
+      quantise_rows(stream, shared_inner, work.shared_places, work.shared_inner8.x8,
+                    work.shared_inner8.scale);
+    }
+    few_down(stream, shape, tiles, x.rows, experts, work);
   } else {
-    quantise_places(stream, inner, work.plan.place, choices, work.inner8, {}, {});
+    expert_product(stream, ResultForm::kSwiGlu, tokens,
+                   expert_up_arguments(shape, tiles, work.plan, work.x, work.inner));
+    if (side == nullptr) {
+      shared_up(stream);
+      quantise_places(stream, inner, work.plan.place, choices, work.inner8, shared_inner,
+                      work.shared_inner8);
+    } else {
+      quantise_places(stream, inner, work.plan.place, choices, work.inner8, {}, {});
+    }
+    expert_product(stream, ResultForm::kBf16, tokens,
+                   expert_down_arguments(shape, tiles, work.plan, work.inner8, work.out));
   }
-  expert_product(stream, ResultForm::kBf16, tokens,
-                 expert_down_arguments(shape, tiles, work.plan, work.inner8, work.out));
   if (side == nullptr) {
     shared_down(stream);
   } else {
@@ -163,7 +227,7 @@ ExpertParts expert_parts(const ExpertShape& shape, int64_t rows, uint8_t* worksp
   const Workspace work = carve_workspace(shape, rows, carver);
   return {.rows = Rows<const Bf16>(work.out, work.places, shape.hidden),
           .top_k = shape.top_k,
-          .place = work.plan.place,
+          .place = takes_few(shape, rows) ? nullptr : work.plan.place,
           .shared = Rows<const Bf16>(work.shared_out, rows, shape.hidden)};
 }
 

@@ -138,7 +138,7 @@ TEST_F(CudaReleasedRows, ExpertsDoNotSeeOtherRows) {
     };
     const std::vector<uint8_t> all = run(0, kRows);
     const int64_t row_bytes = std::ssize(all) / kRows;
-    for (const int64_t count : {1, 2, 9, 130, 140, 190, 230, 280, 330, 700}) {
+    for (const int64_t count : {1, 2, 3, 4, 5, 8, 9, 130, 140, 190, 230, 280, 330, 700}) {
       const int64_t begin = (kRows - count) / 3;
       const std::vector<uint8_t> part = run(begin, count);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
