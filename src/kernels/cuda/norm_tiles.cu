@@ -5,6 +5,12 @@
 // Floor: 2 bytes in and 1.03 out a value, 1.06 for keys; at 16,384 rows of 1,280 + 512 some 23 us.
 // A row's vectors fall to threads as in norm.cu (one order of summation a width), so half a warp
 // has 128 neighbouring values and quantises what it normed without storing it.
+//
+// Of few rows the keys' chain of loads was what took time: weight and angles asked for with the
+// values, and the weight before the wait, 3.5 us instead of 7.4 behind wq_a at one row. wq_b then
+// has less of its weights when it begins, so both together are 0.4 us faster at one row and 0.5 at
+// 64. Tried: the whole body once on constants in front of the wait, so that its code is at hand:
+// nothing.
 #include <algorithm>
 
 #include "kernels/cuda/norm.cuh"
@@ -28,24 +34,24 @@ __global__ void __launch_bounds__(kThreadsMax)
   const auto block = static_cast<int32_t>(blockIdx.x);
   const int thread = static_cast<int>(threadIdx.x);
   const int threads = static_cast<int>(blockDim.x);
+  if (block >= row_blocks) {
+    const WindowKeys& keys = norm.keys;
+    const int flat = static_cast<int>(threadIdx.y) * threads + thread;
+    const int64_t row =
+        (int64_t{block} - row_blocks) * (threads * blockDim.y / kWarp) + flat / kWarp;
+    if (row >= keys.x.rows) return await_earlier();
+    make_record<Record::kWindow, kKeyVectors, true>(
+        {keys.x, keys.norm_weight, keys.eps, keys.angles.cos, keys.angles.sin, nullptr,
+         keys.records},
+        row, await_earlier);
+    return;
+  }
   uint4 weights[kNormVectors];  // constant: before the wait
 #pragma unroll
   for (int i = 0; i < kNormVectors; ++i) {
     weights[i] = load8<true>(norm.weight, thread + i * threads, norm.x.cols);
   }
   await_earlier();
-  if (block >= row_blocks) {
-    const WindowKeys& keys = norm.keys;
-    const int flat = static_cast<int>(threadIdx.y) * threads + thread;
-    const int64_t row =
-        (int64_t{block} - row_blocks) * (threads * blockDim.y / kWarp) + flat / kWarp;
-    if (row >= keys.x.rows) return;
-    make_record<Record::kWindow, kKeyVectors, true>(
-        {keys.x, keys.norm_weight, keys.eps, keys.angles.cos, keys.angles.sin, nullptr,
-         keys.records},
-        row);
-    return;
-  }
   __shared__ float scratch[kThreadsMax / kWarp];
   const int64_t row = int64_t{block} * blockDim.y + threadIdx.y;
   const bool inside = row < norm.x.rows;

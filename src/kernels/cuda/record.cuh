@@ -113,15 +113,28 @@ struct RecordArguments {
   Rows<uint8_t> records;
 };
 
-// Row `row` by one warp.
-template <Record kRecord, int kVectors, bool kWhole>
-__device__ __forceinline__ void make_record(const RecordArguments& args, int64_t row) {
+// Row `row` by one warp. wait() comes behind the loads of the norm's weight, which is constant; all
+// others are under way together.
+template <Record kRecord, int kVectors, bool kWhole, class Wait>
+__device__ __forceinline__ void make_record(const RecordArguments& args, int64_t row,
+                                            const Wait& wait) {
   const Rows<const Bf16>& x = args.x;
   const int lane = threadIdx.x % kWarp;
+  uint4 weight[kVectors] = {};
+  if (args.norm_weight != nullptr) {
+#pragma unroll
+    for (int i = 0; i < kVectors; ++i) {
+      weight[i] = load8<kWhole>(args.norm_weight, lane + i * kWarp, x.cols);
+    }
+  }
+  wait();
   uint4 raw[kVectors];
+  Turns turns[kVectors];
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     raw[i] = load8<kWhole>(row_of(x, row), lane + i * kWarp, x.cols);
+    turns[i] = load_turns(lane + i * kWarp, x.cols, 2 * args.cosines.cols,
+                          row_of(args.cosines, row), row_of(args.sines, row));
   }
   if (args.norm_weight != nullptr) {
     float squares = 0.0F;
@@ -129,21 +142,19 @@ __device__ __forceinline__ void make_record(const RecordArguments& args, int64_t
     for (int i = 0; i < kVectors; ++i) squares += square_sum(widen8(raw[i]));
     const float inverse = inverse_rms(warp_sum(squares), x.cols, args.eps);
 #pragma unroll
-    for (int i = 0; i < kVectors; ++i) {
-      const Float8 w = widen8(load8<kWhole>(args.norm_weight, lane + i * kWarp, x.cols));
-      Float8 value = widen8(raw[i]);
-      for (int e = 0; e < 8; ++e) value.v[e] = value.v[e] * inverse * w.v[e];
-      raw[i] = narrow8(value);
-    }
+    for (int i = 0; i < kVectors; ++i) raw[i] = normed(raw[i], inverse, weight[i]);
   }
   uint8_t* record = args.destination != nullptr ? args.destination[row] : row_of(args.records, row);
 #pragma unroll
   for (int i = 0; i < kVectors; ++i) {
     const int64_t vector = lane + i * kWarp;
-    const uint4 turned = turn8(raw[i], vector, x.cols, 2 * args.cosines.cols,
-                               row_of(args.cosines, row), row_of(args.sines, row));
+    const uint4 turned = turn8(raw[i], vector, x.cols, 2 * args.cosines.cols, turns[i]);
     write_record<kRecord>(widen8(turned), vector, x.cols, record);
   }
+}
+template <Record kRecord, int kVectors, bool kWhole>
+__device__ __forceinline__ void make_record(const RecordArguments& args, int64_t row) {
+  make_record<kRecord, kVectors, kWhole>(args, row, [] {});
 }
 
 }  // namespace galley::kernels::cuda
