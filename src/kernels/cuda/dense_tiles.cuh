@@ -4,20 +4,28 @@
 // at the 1,440 MHz that are left when all of them multiply and the card draws its 650 W.
 //
 // Design. Rows are A of wgmma and weights B, both from shared memory: a thread then has two rows
-// and 32 slots of one scale, so that a chunk's 128 sums need 16 factors. Two warpgroups of 64 rows
-// by 256 slots each: 128 registers of sums, and 64 for the product of 128 slots by 128 of K, which
-// is promoted while the other warpgroup's is computed. One thread streams 128 rows and 256 slots a
-// chunk into a ring of three stages; two blocks of rows share the slots of a cluster, and each
-// copies half of them for both. Outputs go through shared memory in swizzled boxes of 64 x 64,
-// which the copy engine writes while the next tile is multiplied; it also leaves out what is
-// behind the last row or column. Where 256 slots would leave multiprocessors idle, and where a sum
-// has parts (a third accumulator), a tile has 128 slots and a block works alone.
+// and slots of few scales, so that a chunk's sums need few factors. Two warpgroups of 64 rows by a
+// tile's slots, or of half of the slots each where a tile has 64 rows; a form is how tiles are cut
+// (TileCut), and dense_product.cu takes the one that fills the multiprocessors best: 128 rows by
+// 256 slots or 160, down to 64 by 64. The product of a chunk, 128 of K, is promoted while the other
+// warpgroup's is computed; small tiles have those of two to five chunks under way, the widest
+// halves of one. Neighbouring blocks of rows share the slots of a cluster: each copies its part for
+// both. Outputs go through shared memory in boxes, which the copy engine writes while the next tile
+// is multiplied; it also leaves out what is behind the last row or column. Matrices of one input
+// are one launch.
 //
-// What limits it (ncu, 4,096 rows of 5,120 x 8,192): a chunk of 128 x 256 takes 1,180 cycles where
-// products are 1,024, so the tensor cores are busy for 84 % of the time; shared memory has 71 %.
-// Both warpgroups wait for products and promote at nearly the same time. Sustained, the card's
-// power limits: variants that differ by 5 % in short runs are equal after half a second. Sums of
-// parts have tiles of 128 slots and 770 to 840 cycles for 512: half of the work between two waits.
+// A chunk's copies are those of four warps. A thread takes 150 to 200 cycles for a copy (it waits,
+// moves five operands to uniform registers and asks which lanes copy), so one that does all of a
+// chunk's takes longer than a small tile's products: with one thread 64 rows by 64 slots took 260
+// ns a chunk, with four 190, 128 by 80 515 and 315 (wo_b at 256 rows 38 and 24 us). Where 128 x 256
+// is one copy of 16 KB, a thread was enough. A warp that keeps together and elects the lane (the
+// operands stay in uniform registers) is 1 to 3 % faster than a lone lane.
+//
+// What limits it: a chunk of 128 x 256 takes 1,180 cycles where products are 1,024, one of 128 x
+// 128 700 for 512, of 64 x 64 370 for 128: about as many as what shared memory takes in and gives
+// out is of 128 bytes a cycle, and 45 to 50 bytes a cycle from L2. Tiles that do not fill the chip
+// lose more. Sustained, the card's power limits: variants that differ by 5 % in short runs are
+// equal after half a second.
 //
 // Tried, on one H200, bits always the same (32,768 x 1,280 and 5,120 x 8,192, 16,384 rows,
 // TFLOP/s in one run; the kernel before, weights as A and 128 by 192, had 786 and 863 there):
@@ -40,12 +48,15 @@
 // - without promotion (wrong sums), rows from registers: 1,159 and 1,331 instead of 866 and 949.
 // - the end of a sum's part by a division in each chunk, which was in front of the stage's release:
 //   1,280 x 5,120 took 254 us, 213 with a loop over parts, 2 % less by shifts.
+// - blocks that share rows instead of slots: the same to 3 % slower. Clusters of four: 120 blocks
+//   at a time. 128 x 192 in one product of 192: 680 ns a chunk where 128 x 160 takes 490.
 #pragma once
 
 #include <cuda_bf16.h>
 
 #include <cstdint>
 #include <cstring>
+#include <numeric>
 
 #include "kernels/cuda/grouped_product.cuh"
 #include "kernels/cuda/ring_place.cuh"
@@ -54,58 +65,135 @@
 
 namespace galley::kernels::cuda {
 
-// One compiled form. A block has 128 rows, 64 a warpgroup, by kPairs pairs of strips: 128 slots,
-// whose sums are one product. Blocks of a cluster have the same two pairs, and each copies one of
-// them for both.
-template <int kPairsIn, ResultForm kResultIn, bool kGroupedIn, bool kBoxesIn>
+// How a tile is cut: rows by slots, over how many blocks of a cluster that have the same slots
+// (kAlong) or the same rows (kAcross), which copy for each other; a warpgroup's products of a chunk
+// (kParts), or its products of several chunks that are under way together (kBatch).
+struct TileCut {
+  int rows;
+  int slots;
+  int along = 1;
+  int across = 1;
+  int parts = 1;
+  int batch = 1;
+};
+
+template <TileCut kCut, ResultForm kResultIn, bool kGroupedIn, bool kBoxesIn>
 struct TileForm {
-  static constexpr int kRows = 128;
-  static constexpr int kPairs = kPairsIn;
-  static constexpr int kCluster = kPairs;
+  static constexpr int kRows = kCut.rows;
+  static constexpr int kSlots = kCut.slots;
+  static constexpr int kAlong = kCut.along;
+  static constexpr int kAcross = kCut.across;
+  static constexpr int kCluster = kAlong * kAcross;
+  static constexpr int kParts = kCut.parts;
+  static constexpr int kBatch = kCut.batch;
   static constexpr ResultForm kResult = kResultIn;
   static constexpr bool kPaired = kResult == ResultForm::kSwiGlu;
   static constexpr bool kGrouped = kGroupedIn;  // the sum has args.groups parts
   // Outputs go through shared memory and the copy engine, or straight from registers.
   static constexpr bool kBoxes = kBoxesIn;
 
-  static constexpr int kThreads = 3 * 128;  // two warpgroups multiply, a thread of the third copies
-  static constexpr int kPanel = 16 / kCluster;  // of rows, in clusters
+  static constexpr int kThreads = 3 * 128;  // two warpgroups multiply, threads of the third copy
+  static constexpr int kPanel = 2048 / kRows / kAlong;  // of rows, in clusters
+  // A warpgroup has 64 rows by all slots, or by half of them.
+  static constexpr bool kHalves = kRows == 64;
+  static constexpr int kOwn = kHalves ? kSlots / 2 : kSlots;
+  static constexpr int kPart = kOwn / kParts;
+  // Slots from one scale to the next that a thread loads: 32 have one, if none are cut apart.
+  static constexpr int kScaledMost = kPaired ? 64 : 32;
+  static constexpr int kScaled =
+      kSlots % kScaledMost == 0 && kPart % kScaledMost == 0 ? kScaledMost : 16;
   static constexpr int kPairSlots = 2 * kStripSlots;
   static constexpr int kPairBytes = 2 * (kFp8Codes + kFp8Scales);
-  static constexpr int kPairRoom = (kPairBytes + kRows * 4 + 1023) / 1024 * 1024;
+  static constexpr int kPairScales = 2 * kFp8Scales;
+  static constexpr int kPairsMax =
+      kSlots % kPairSlots == 0 ? kSlots / kPairSlots : kSlots / kPairSlots + 2;
+  static constexpr int kShare = kSlots / kAlong;  // that a block copies
+  static constexpr int kPieces = kPairSlots % kShare == 0 ? 1 : 2;
+  static_assert(kShare <= kPairSlots + std::gcd(kShare, kPairSlots));
+  // Whole pairs are a copy each, their scales included, and keep them behind their codes.
+  static constexpr bool kWholePairs = kShare == kPairSlots && kPart == kPairSlots && !kHalves;
+  static constexpr int kPartRoom = kWholePairs ? (kPairBytes + 1023) / 1024 * 1024 : kPart * kChunk;
   static constexpr int kCodesAt = kRows * kChunk;
-  static constexpr int kScalesAt = kCodesAt + kPairBytes;  // of the rows, behind the first pair
-  static constexpr int kStageBytes = kCodesAt + kPairs * kPairRoom;
-  // A box is 64 rows of 128 bytes.
-  static constexpr int kPairBoxes = kPaired ? 1 : 2;
-  static constexpr int kBoxBytes = 64 * 128;
-  static constexpr int kBoxColumns = 64;
-  static constexpr int kOutputBytes = kBoxes ? 2 * kPairs * kPairBoxes * kBoxBytes : 0;
-  static constexpr int kStages = (227 * 1024 - 2048 - kOutputBytes) / kStageBytes;
+  static constexpr int kScalesAt = kCodesAt + kParts * kPartRoom * (kHalves ? 2 : 1);  // of rows
+  static constexpr int kSlotScalesAt =
+      kWholePairs ? kCodesAt + 2 * kFp8Codes : kScalesAt + kRows * 4;
+  static constexpr int kPartScales = kWholePairs ? kPartRoom : kPart / 2;  // from part to part
+  static constexpr int kStageBytes =
+      (kScalesAt + kRows * 4 + (kWholePairs ? 0 : kPairsMax * kPairScales) + 1023) / 1024 * 1024;
+  // A box is 64 rows of 128 or 64 swizzled bytes, or of 160 or 96 (80 of gates and ups) as they
+  // are, where eight rows lie in different banks too.
+  static constexpr int kOwnColumns = kPaired ? kOwn / 2 : kOwn;
+  static constexpr int kBoxColumns = kOwnColumns % 64 == 0   ? 64
+                                     : kOwnColumns % 80 == 0 ? 80
+                                     : kOwnColumns % 48 == 0 ? 48
+                                     : kOwnColumns % 40 == 0 ? 40
+                                     : kOwnColumns % 24 == 0 ? 24
+                                                             : kOwnColumns;
+  static constexpr bool kSwizzled = kBoxColumns == 64 || kBoxColumns == 32;
+  static constexpr int kOwnBoxes = kOwnColumns / kBoxColumns;
+  static constexpr int kBoxBytes = 64 * kBoxColumns * 2;
+  static constexpr int kOutputBytes = kBoxes ? 2 * kOwnBoxes * kBoxBytes : 0;
+  static constexpr int kStagesMost = (227 * 1024 - 2048 - kOutputBytes) / kStageBytes;
+  static constexpr int kStages = kStagesMost < 7 ? kStagesMost : 7;
   static constexpr int kSharedBytes = kStages * kStageBytes + kOutputBytes + 2048;
-  static_assert(kPairs == 1 || (kPairs == 2 && !kGrouped));  // three sums of two are too many
+  static_assert(kRows == 64 || kRows == 128);
+  static_assert(kOwn % 16 == 0 && kPart % 16 == 0 && kSlots / kAlong % 8 == 0);
+  static_assert(kParts == 1 || kBatch == 1);
+  static_assert(kStages > kBatch);
   static_assert(!kBoxes || kResult != ResultForm::kF32);
+};
+
+// Matrices of one input, whose sums have as many parts. A map has boxes of 64 rows by kBoxColumns
+// columns of a matrix's y, where Form::kBoxes.
+struct TileSet {
+  ProductArguments common;
+  DensePart parts[DenseSet::kMax];
+  CUtensorMap maps[DenseSet::kMax];
+  int32_t count;
+};
+
+struct TilePlace {
+  int32_t part;
+  int32_t slot;  // the first one
+  int32_t row;
 };
 
 // Tiles in the order in which clusters take them: all slots of a panel of rows before the next
 // panel, so that clusters that work at the same time share few rows and few slots, and both stay
-// in L2.
+// in L2. The last tiles of a matrix may overlap: then several blocks make the same outputs.
 template <class Form>
 struct TileItems {
-  int32_t tiles;     // of slots
-  int32_t clusters;  // of rows
+  const TileSet& set;
+  int32_t tiles = 0;  // of a cluster's slots
+  int32_t clusters;   // of rows
 
-  __device__ __forceinline__ explicit TileItems(const ProductArguments& args)
-      : tiles(args.slots / (Form::kPairs * Form::kPairSlots)),
-        clusters((args.rows + Form::kRows * Form::kCluster - 1) / (Form::kRows * Form::kCluster)) {}
-  __device__ __forceinline__ int32_t count() const { return tiles * clusters; }
-  // {first pair of strips, first row} of the block that is `rank` in its cluster.
-  __device__ __forceinline__ int2 at(int32_t item, int32_t rank) const {
+  __host__ __device__ __forceinline__ explicit TileItems(const TileSet& set_in)
+      : set(set_in),
+        clusters((set.common.rows + Form::kRows * Form::kAlong - 1) /
+                 (Form::kRows * Form::kAlong)) {
+    for (int32_t i = 0; i < set.count; ++i) tiles += tiles_of(i);
+  }
+  __host__ __device__ __forceinline__ int32_t tiles_of(int32_t part) const {
+    constexpr int32_t kTile = Form::kAcross * Form::kSlots;
+    return (set.parts[part].slots + kTile - 1) / kTile;
+  }
+  __host__ __device__ __forceinline__ int32_t count() const { return tiles * clusters; }
+  // Of the block that is `rank` in its cluster.
+  __device__ __forceinline__ TilePlace at(int32_t item, int32_t rank) const {
     const int32_t panel = item / (Form::kPanel * tiles);
     const int32_t height = min(Form::kPanel, clusters - panel * Form::kPanel);
     item -= panel * Form::kPanel * tiles;
     const int32_t cluster = panel * Form::kPanel + item % height;
-    return {item / height * Form::kPairs, (cluster * Form::kCluster + rank) * Form::kRows};
+    int32_t tile = item / height;
+    int32_t part = 0;
+    for (; part + 1 < set.count; ++part) {
+      const int32_t before = tiles_of(part);
+      if (tile < before) break;
+      tile -= before;
+    }
+    tile = tile * Form::kAcross + rank / Form::kAlong;
+    return {part, min(tile * Form::kSlots, set.parts[part].slots - Form::kSlots),
+            (cluster * Form::kAlong + rank % Form::kAlong) * Form::kRows};
   }
 };
 
@@ -116,59 +204,166 @@ struct TileMemory {
   uint32_t boxes;
   uint32_t full;
   uint32_t empty;
-  uint32_t told;  // where the last two tiles are, by turns: who copies tells who multiplies
+  // Where the last two tiles are (part and slot, row), by turns: who copies tells who multiplies.
+  uint32_t told;
 
   static constexpr uint32_t kToldAt = 512;  // from `full` on
+  static constexpr int32_t kPartShift = 28;
 };
 
-// The thread that copies. A block of a cluster asks for its own rows and, on behalf of both, for
-// one pair of strips.
-template <class Form>
-__device__ __forceinline__ void produce_tiles(const ProductArguments& args, TileMemory memory,
-                                              int32_t rank) {
-  const TileItems<Form> items(args);
+// One warp's copies of a tile: the same piece of every chunk, and another one if it has bytes.
+struct TileCopy {
+  const uint8_t* from;
+  int64_t step;  // from chunk to chunk
+  uint32_t to;   // in a stage
+  uint32_t bytes;
+};
+template <class Form, int kBlocks, int kCopies>
+__device__ __forceinline__ void copy_chunks(const TileMemory& memory, TileCopy (&copies)[kCopies],
+                                            int32_t chunks, uint32_t expected, uint16_t blocks,
+                                            RingPlace& place) {
+#pragma unroll 1
+  for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+    const uint32_t barrier = memory.full + place.barrier;
+    barrier_wait(memory.empty + place.barrier, place.parity ^ 1);
+    if (elected()) {
+      if (expected > 0) barrier_expect(barrier, expected - 1);
+#pragma unroll
+      for (int32_t i = 0; i < kCopies; ++i) {
+        const TileCopy& copy = copies[i];
+        const uint32_t to = memory.ring_address + place.bytes + copy.to;
+        if (copy.bytes == 0) continue;
+        if (kBlocks > 1 && i == 0) {
+          bulk_load_multicast(to, copy.from, copy.bytes, barrier, blocks);
+        } else {
+          bulk_load(to, copy.from, copy.bytes, barrier);
+        }
+      }
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kCopies; ++i) copies[i].from += copies[i].step;
+    place.template advance<Form>();
+  }
+}
+
+// Who copies: the warps of the third warpgroup, since one that issues all copies of a chunk takes
+// longer than the chunk's products. Weights are constant: the ring fills with them
+// while an earlier kernel makes the rows.
+enum class TileCopier : uint8_t { kSlots, kRows, kMoreSlots, kSlotScales };
+
+// Of its tile's slots a block copies a share for all blocks that have the same: what is in the
+// first pair that it touches, then the rest. kSlots says what all copies of weights bring.
+template <class Form, TileCopier kCopier>
+__device__ __forceinline__ void produce_slots(const TileSet& set, TileMemory memory, int32_t rank) {
+  constexpr uint32_t kAll = (1U << Form::kAlong) - 1;
+  const auto blocks = static_cast<uint16_t>(kAll << (rank / Form::kAlong * Form::kAlong));
+  const int64_t step = 2 * Form::kPairBytes;
+  const int32_t chunks = set.common.chunks;
+  const TileItems<Form> items(set);
   RingPlace place;
   for (int32_t item = blockIdx.x / Form::kCluster; item < items.count();
        item += gridDim.x / Form::kCluster) {
-    const int2 at = items.at(item, rank);
-    store_shared(memory.told, uint2{static_cast<uint32_t>(at.x), static_cast<uint32_t>(at.y)});
-    memory.told ^= 8;
-    // The last block of a cluster may have none.
-    const uint32_t rows = (max(min(Form::kRows, args.rows - at.y), 0) + 7) & ~7;
-    const uint8_t* x = args.x + static_cast<int64_t>(at.y) * kChunk;
-    const float* x_scale = args.x_scale + at.y;
+    const TilePlace at = items.at(item, rank);
+    const int32_t first_pair = at.slot / Form::kPairSlots;
+    const int32_t pairs = (at.slot + Form::kSlots - 1) / Form::kPairSlots - first_pair + 1;
     // Two pairs for each 256 slots of a chunk.
-    const int32_t pair = at.x + rank;
-    const uint8_t* weights =
-        args.weights +
-        (static_cast<int64_t>(pair / 2) * args.chunks * 2 + pair % 2) * Form::kPairBytes;
-#pragma unroll 1
-    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
-      const uint32_t stage = memory.ring_address + place.bytes;
-      const uint32_t barrier = memory.full + place.barrier;
-      barrier_wait(memory.empty + place.barrier, place.parity ^ 1);
-      barrier_expect(barrier, Form::kPairs * Form::kPairBytes + rows * (kChunk + 4));
-      if (rows > 0) {
-        bulk_load(stage, x, rows * kChunk, barrier);
-        bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
+    const auto pair_at = [&](int32_t pair) {
+      return set.parts[at.part].weights +
+             (static_cast<int64_t>(pair / 2) * chunks * 2 + pair % 2) * Form::kPairBytes;
+    };
+    if constexpr (kCopier == TileCopier::kSlotScales) {
+      TileCopy copies[Form::kPairsMax];
+#pragma unroll
+      for (int32_t i = 0; i < Form::kPairsMax; ++i) {
+        copies[i] = {pair_at(first_pair + i) + 2 * kFp8Codes, step,
+                     static_cast<uint32_t>(Form::kSlotScalesAt + i * Form::kPairScales),
+                     i < pairs ? Form::kPairScales : 0U};
       }
-      const uint32_t codes = stage + Form::kCodesAt + rank * Form::kPairRoom;
-      if constexpr (Form::kCluster == 1) {
-        bulk_load(codes, weights, Form::kPairBytes, barrier);
+      copy_chunks<Form, 1>(memory, copies, chunks, 0, 0, place);
+    } else {
+      const int32_t mine = rank % Form::kAlong * Form::kShare;
+      int32_t first = at.slot + mine;
+      int32_t count = min(Form::kPairSlots - first % Form::kPairSlots, Form::kShare);
+      uint32_t to = Form::kCodesAt +
+                    (Form::kWholePairs ? mine / Form::kPart * Form::kPartRoom : mine * kChunk);
+      uint32_t expected = 0;
+      if constexpr (kCopier == TileCopier::kSlots) {
+        if (elected()) {
+          store_shared(memory.told,
+                       uint2{static_cast<uint32_t>(at.part << TileMemory::kPartShift | at.slot),
+                             static_cast<uint32_t>(at.row)});
+        }
+        __syncwarp();
+        memory.told ^= 8;
+        expected = 1 + Form::kSlots * kChunk + pairs * Form::kPairScales;
       } else {
-        bulk_load_multicast(codes, weights, Form::kPairBytes, barrier, 3);
+        first += count;
+        to += count * kChunk;
+        count = Form::kShare - count;
       }
-      x += args.x_rows * kChunk;
-      x_scale += args.x_rows;
-      weights += 2 * Form::kPairBytes;
-      place.template advance<Form>();
+      TileCopy copies[1] = {
+          {pair_at(first / Form::kPairSlots) + first % Form::kPairSlots * kChunk, step, to,
+           static_cast<uint32_t>(count * kChunk + (Form::kWholePairs ? Form::kPairScales : 0))}};
+      copy_chunks<Form, Form::kAlong>(memory, copies, chunks, expected, blocks, place);
     }
   }
 }
 
-// Sums of 64 rows by the slots of a pair: element 4 j + {0, 1} is row g, slots 8 j + 2 t + {0, 1};
-// 4 j + {2, 3} the same slots of row g + 8.
-using PairSums = float[kStripSlots];
+// Rows and their scales; of the rows a share for all blocks that have the same.
+template <class Form>
+__device__ __forceinline__ void produce_rows(const TileSet& set, TileMemory memory, int32_t rank) {
+  constexpr int32_t kShare = Form::kRows / Form::kAcross;
+  uint32_t blocks = 0;
+#pragma unroll
+  for (int32_t i = 0; i < Form::kAcross; ++i) {
+    blocks |= 1U << (i * Form::kAlong + rank % Form::kAlong);
+  }
+  const ProductArguments& args = set.common;
+  const TileItems<Form> items(set);
+  RingPlace place;
+  for (int32_t item = blockIdx.x / Form::kCluster; item < items.count();
+       item += gridDim.x / Form::kCluster) {
+    const TilePlace at = items.at(item, rank);
+    // The last block of a cluster may have none.
+    const int32_t rows = (max(min(Form::kRows, args.rows - at.row), 0) + 7) & ~7;
+    const int32_t first = rank / Form::kAlong * kShare;
+    const int32_t mine = max(min(kShare, rows - first), 0);
+    TileCopy copies[2] = {
+        {args.x + static_cast<int64_t>(at.row + first) * kChunk, args.x_rows * kChunk,
+         static_cast<uint32_t>(first * kChunk), static_cast<uint32_t>(mine * kChunk)},
+        {reinterpret_cast<const uint8_t*>(args.x_scale + at.row), args.x_rows * 4, Form::kScalesAt,
+         static_cast<uint32_t>(rows * 4)}};
+    copy_chunks<Form, Form::kAcross>(memory, copies, args.chunks, 1 + rows * (kChunk + 4),
+                                     static_cast<uint16_t>(blocks), place);
+  }
+}
+
+template <class Form>
+__device__ __forceinline__ void produce_tiles(const TileSet& set, const TileMemory& memory,
+                                              int32_t rank, TileCopier copier) {
+  switch (copier) {
+    case TileCopier::kSlots:
+      return produce_slots<Form, TileCopier::kSlots>(set, memory, rank);
+    case TileCopier::kRows:
+      await_earlier();
+      return produce_rows<Form>(set, memory, rank);
+    case TileCopier::kMoreSlots:
+      if constexpr (Form::kPieces == 2) {
+        produce_slots<Form, TileCopier::kMoreSlots>(set, memory, rank);
+      }
+      return;
+    case TileCopier::kSlotScales:
+      if constexpr (!Form::kWholePairs) {
+        produce_slots<Form, TileCopier::kSlotScales>(set, memory, rank);
+      }
+      return;
+  }
+}
+
+// A warpgroup's sums of 64 rows by kSlots slots: element 4 j + {0, 1} is row g, slots 8 j + 2 t +
+// {0, 1}; 4 j + {2, 3} the same slots of row g + 8.
+template <int kSlots>
+using SlotSums = float[kSlots / 2];
 
 template <class Form>
 struct TileConsumer {
@@ -176,24 +371,32 @@ struct TileConsumer {
   int32_t group;  // warpgroup
   int32_t row;    // of this thread, and 8 more
 
-  __device__ __forceinline__ void multiply(uint64_t stage, int32_t pair, PairSums& partial) const {
+  using Sums = SlotSums<Form::kOwn>;
+  using Partial = SlotSums<Form::kPart>;
+  // Of a part's slots.
+  static constexpr int32_t kScales = Form::kPart / Form::kScaled * (Form::kPaired ? 2 : 1);
+
+  __device__ __forceinline__ void multiply(uint64_t stage, int32_t part, Partial& partial) const {
+    const uint32_t rows = Form::kHalves ? 0 : group * 64 * kChunk;
+    const uint32_t slots =
+        Form::kCodesAt + (Form::kHalves ? group * Form::kOwn * kChunk : 0) + part * Form::kPartRoom;
     wgmma_fence();
 #pragma unroll
     for (int32_t j = 0; j < 4; ++j) {
-      Wgmma<Form::kPairSlots, false>::run(
-          partial, advance_descriptor(stage, group * 64 * kChunk + 32 * j),
-          advance_descriptor(stage, Form::kCodesAt + pair * Form::kPairRoom + 32 * j), j > 0);
+      Wgmma<Form::kPart, false>::run(partial, advance_descriptor(stage, rows + 32 * j),
+                                     advance_descriptor(stage, slots + 32 * j), j > 0);
     }
     wgmma_commit();
   }
 
   // sum += partial * (scale of the row * scale of the weights): the one order of the sum. 32
   // neighbouring slots have one scale, or a strip's gates and its ups.
-  __device__ __forceinline__ void promote(float2 token, const float (&weight)[4],
-                                          const PairSums& partial, PairSums& sum) const {
+  __device__ __forceinline__ void promote(float2 token, const float (&weight)[kScales],
+                                          const Partial& partial, float* sum) const {
 #pragma unroll
-    for (int32_t j = 0; j < Form::kPairSlots / 8; ++j) {
-      const float scale = weight[j / 8 * 2 + (Form::kPaired ? j % 2 : j % 8 / 4)];
+    for (int32_t j = 0; j < Form::kPart / 8; ++j) {
+      const float scale =
+          weight[Form::kPaired ? j / (Form::kScaled / 8) * 2 + j % 2 : j / (Form::kScaled / 8)];
       const float2 factor = {token.x * scale, token.y * scale};
       sum[4 * j] = fmaf(partial[4 * j], factor.x, sum[4 * j]);
       sum[4 * j + 1] = fmaf(partial[4 * j + 1], factor.x, sum[4 * j + 1]);
@@ -212,33 +415,71 @@ struct TileConsumer {
     }
   }
 
-  __device__ __forceinline__ void add_chunk(const RingPlace& place,
-                                            PairSums (&sum)[Form::kPairs]) const {
-    const uint64_t stage = swizzled_descriptor(warp_uniform(memory.ring_address + place.bytes));
-    barrier_wait(memory.full + place.barrier, place.parity);
-    PairSums partial;
-    multiply(stage, 0, partial);
-    const uint8_t* codes = memory.ring + place.bytes + Form::kCodesAt;
+  __device__ __forceinline__ float2 token_scales(const RingPlace& place) const {
     const auto* tokens =
         reinterpret_cast<const float*>(memory.ring + place.bytes + Form::kScalesAt) + row;
-    const float2 token = {tokens[0], tokens[8]};
-    float weight[Form::kPairs][4];
+    return {tokens[0], tokens[8]};
+  }
+  __device__ __forceinline__ void load_scales(const RingPlace& place, int32_t eighth, int32_t part,
+                                              float (&weight)[kScales]) const {
+    const uint8_t* scales =
+        memory.ring + place.bytes + Form::kSlotScalesAt + part * Form::kPartScales;
+    const auto* from = reinterpret_cast<const float*>(scales) + eighth;
 #pragma unroll
-    for (int32_t pair = 0; pair < Form::kPairs; ++pair) {
-      const auto* from =
-          reinterpret_cast<const float*>(codes + pair * Form::kPairRoom + 2 * kFp8Codes);
+    for (int32_t i = 0; i < kScales; ++i) {
+      weight[i] =
+          from[Form::kPaired ? i / 2 * (Form::kScaled / 8) + i % 2 : i * (Form::kScaled / 8)];
+    }
+  }
+
+  // The next kCount chunks; `eighth` is the place of the first scale, of 8 slots each.
+  template <int kCount>
+  __device__ __forceinline__ void add_chunks(RingPlace& place, int32_t eighth, Sums& sum) const {
+    if constexpr (Form::kParts > 1) {
+      const uint64_t stage = swizzled_descriptor(warp_uniform(memory.ring_address + place.bytes));
+      barrier_wait(memory.full + place.barrier, place.parity);
+      Partial partial;
+      multiply(stage, 0, partial);
+      const float2 token = token_scales(place);
+      float weight[Form::kParts][kScales];
 #pragma unroll
-      for (int32_t i = 0; i < 4; ++i) {
-        weight[pair][i] = from[i / 2 * (kFp8Scales / 4) + i % 2 * (Form::kPaired ? 1 : 4)];
+      for (int32_t part = 0; part < Form::kParts; ++part) {
+        load_scales(place, eighth, part, weight[part]);
       }
-    }
 #pragma unroll
-    for (int32_t pair = 0; pair < Form::kPairs; ++pair) {
-      if (pair > 0) multiply(stage, pair, partial);
-      wgmma_wait<0>();
-      if (pair + 1 == Form::kPairs) release(place);
-      promote(token, weight[pair], partial, sum[pair]);
+      for (int32_t part = 0; part < Form::kParts; ++part) {
+        if (part > 0) multiply(stage, part, partial);
+        wgmma_wait<0>();
+        if (part + 1 == Form::kParts) release(place);
+        promote(token, weight[part], partial, sum + part * (Form::kPart / 2));
+      }
+      place.template advance<Form>();
+    } else {
+      Partial partial[kCount];
+      RingPlace ahead = place;
+#pragma unroll
+      for (int32_t i = 0; i < kCount; ++i) {
+        const uint64_t stage = swizzled_descriptor(warp_uniform(memory.ring_address + ahead.bytes));
+        barrier_wait(memory.full + ahead.barrier, ahead.parity);
+        multiply(stage, 0, partial[i]);
+        ahead.template advance<Form>();
+      }
+      promote_from<0, kCount>(place, eighth, partial, sum);
     }
+  }
+
+ private:
+  template <int kFirst, int kCount>
+  __device__ __forceinline__ void promote_from(RingPlace& place, int32_t eighth,
+                                               Partial (&partial)[kCount], Sums& sum) const {
+    const float2 token = token_scales(place);
+    float weight[kScales];
+    load_scales(place, eighth, 0, weight);
+    wgmma_wait<kCount - 1 - kFirst>();
+    release(place);
+    promote(token, weight, partial[kFirst], sum);
+    place.template advance<Form>();
+    if constexpr (kFirst + 1 < kCount) promote_from<kFirst + 1>(place, eighth, partial, sum);
   }
 };
 
@@ -246,11 +487,11 @@ struct TileConsumer {
 // (weight_tiles.h): a thread has four neighbours of each of its rows, or two channels.
 template <class Form>
 __device__ __forceinline__ void store_sums(const ProductArguments& args, int32_t row, int32_t slot,
-                                           const PairSums (&sum)[Form::kPairs]) {
+                                           const SlotSums<Form::kOwn>& sum) {
   const int32_t left = args.rows - row;
 #pragma unroll
-  for (int32_t i = 0; i < Form::kPairs * 8; ++i) {
-    const float* at = sum[i / 8] + i % 8 * 8;
+  for (int32_t i = 0; i < Form::kOwn / 16; ++i) {
+    const float* at = sum + i * 8;
     const int32_t output = slot + 16 * i + 4 * (threadIdx.x & 3);
     if (left > 0) store_quad<Form::kResult>(args, row, output, {at[0], at[4], at[1], at[5]});
     if (left > 8) store_quad<Form::kResult>(args, row + 8, output, {at[2], at[6], at[3], at[7]});
@@ -266,81 +507,110 @@ __device__ __forceinline__ uint32_t bf16_pair(float low, float high) {
 
 // Through shared memory, in boxes that the copy engine takes while the next tile is multiplied.
 template <class Form>
-__device__ __forceinline__ void store_boxes(const ProductArguments& args, const CUtensorMap& map,
+__device__ __forceinline__ void store_boxes(float limit, const CUtensorMap& map,
                                             const TileMemory& memory, int32_t group, int32_t row,
-                                            int32_t pair, const PairSums (&sum)[Form::kPairs]) {
+                                            int32_t slot, const SlotSums<Form::kOwn>& sum) {
   const uint32_t thread = threadIdx.x & 127;
   const uint32_t g = (thread & 31) >> 2;
   const uint32_t t = thread & 3;
-  const uint32_t begin = memory.boxes + group * Form::kPairs * Form::kPairBoxes * Form::kBoxBytes;
+  const uint32_t begin = memory.boxes + group * Form::kOwnBoxes * Form::kBoxBytes;
   if (thread == 0) box_stores_read();
   named_sync(2 + group, 128);
-  // Pieces of 16 bytes are exchanged by row mod 8, which is g.
-  const uint32_t to = begin + (thread / 32 * 16 + g) * 128 +
-                      (Form::kPaired ? g * 16 + t * 4 : ((t / 2) ^ g) * 16 + t % 2 * 8);
+  constexpr int32_t kRowBytes = Form::kBoxColumns * 2;
+  constexpr int32_t kSixteen = Form::kPaired ? 16 : 32;  // bytes of sixteen slots
+  constexpr int32_t kInBox = kRowBytes / kSixteen;
+  // Swizzled, pieces of 16 bytes are exchanged by row mod 8, which is g, or by half of it.
+  const uint32_t turn = Form::kBoxColumns == 64 ? g : g / 2;
+  uint32_t to = begin + (thread / 32 * 16 + g) * kRowBytes;
+  if constexpr (Form::kSwizzled) {
+    to += Form::kPaired ? turn * 16 + t * 4 : ((t / 2) ^ turn) * 16 + t % 2 * 8;
+  } else {
+    to += t * (Form::kPaired ? 4 : 8);
+  }
 #pragma unroll
-  for (int32_t i = 0; i < Form::kPairs * 8; ++i) {
-    const float* at = sum[i / 8] + i % 8 * 8;
-    constexpr int32_t kInBox = 8 / Form::kPairBoxes;  // sixteens of slots
+  for (int32_t i = 0; i < Form::kOwn / 16; ++i) {
+    const float* at = sum + i * 8;
+    const uint32_t box = to + i / kInBox * Form::kBoxBytes;
     const uint32_t place =
-        (to + i / kInBox * Form::kBoxBytes) ^ (i % kInBox * (Form::kPaired ? 16 : 32));
+        Form::kSwizzled ? box ^ (i % kInBox * kSixteen) : box + i % kInBox * kSixteen;
 #pragma unroll
     for (int32_t lower = 0; lower < 2; ++lower, at += 2) {
       if constexpr (Form::kPaired) {
-        store_shared(place + lower * 1024, bf16_pair(swiglu_of(at[0], at[4], args.limit, 1.0F),
-                                                     swiglu_of(at[1], at[5], args.limit, 1.0F)));
+        store_shared(
+            place + lower * 8 * kRowBytes,
+            bf16_pair(swiglu_of(at[0], at[4], limit, 1.0F), swiglu_of(at[1], at[5], limit, 1.0F)));
       } else {
-        store_shared(place + lower * 1024, uint2{bf16_pair(at[0], at[4]), bf16_pair(at[1], at[5])});
+        store_shared(place + lower * 8 * kRowBytes,
+                     uint2{bf16_pair(at[0], at[4]), bf16_pair(at[1], at[5])});
       }
     }
   }
   fence_async_proxy();
   named_sync(2 + group, 128);
   if (thread == 0) {
+    const int32_t column = Form::kPaired ? slot / 2 : slot;
 #pragma unroll
-    for (int32_t i = 0; i < Form::kPairs * Form::kPairBoxes; ++i) {
-      box_store(map, (pair * Form::kPairBoxes + i) * Form::kBoxColumns, row + group * 64,
-                begin + i * Form::kBoxBytes);
+    for (int32_t i = 0; i < Form::kOwnBoxes; ++i) {
+      box_store(map, column + i * Form::kBoxColumns, row, begin + i * Form::kBoxBytes);
     }
     box_stores_commit();
   }
 }
 
 template <class Form>
-__device__ __forceinline__ void consume_dense_tile(const ProductArguments& args,
-                                                   const CUtensorMap& map,
+__device__ __forceinline__ void consume_dense_tile(const TileSet& set,
                                                    const TileConsumer<Form>& view,
                                                    RingPlace& place) {
-  PairSums sum[Form::kPairs] = {};
-  PairSums total[Form::kGrouped ? Form::kPairs : 1] = {};
+  constexpr int32_t kSums = Form::kOwn / 2;
+  SlotSums<Form::kOwn> sum = {};
+  SlotSums<Form::kGrouped ? Form::kOwn : 2> total = {};
+  int32_t eighth = Form::kHalves ? view.group * (Form::kOwn / 8) : 0;
+  if constexpr (Form::kSlots % Form::kPairSlots != 0) {
+    barrier_wait(view.memory.full + place.barrier, place.parity);  // who copies has told
+    eighth += static_cast<int32_t>(load_shared_word(view.memory.told) % Form::kPairSlots / 8);
+  }
   int32_t chunk = 0;
-  if constexpr (Form::kGrouped) {
-    const int32_t shift = 31 - __clz(args.groups);  // a power of two
-    for (int32_t group = 1; group <= args.groups; ++group) {
-      const int32_t end = args.chunks * group >> shift;
-      for (; chunk < end; ++chunk) {
-        view.add_chunk(place, sum);
-        place.template advance<Form>();
+  const auto add_until = [&](int32_t end) {
+    if constexpr (Form::kBatch > 1) {
+      for (; chunk + Form::kBatch <= end; chunk += Form::kBatch) {
+        view.template add_chunks<Form::kBatch>(place, eighth, sum);
       }
+    }
+    for (; chunk < end; ++chunk) view.template add_chunks<1>(place, eighth, sum);
+  };
+  if constexpr (Form::kGrouped) {
+    const int32_t groups = set.common.groups;
+    const int32_t shift = 31 - __clz(groups);  // a power of two
+    for (int32_t group = 1; group <= groups; ++group) {
+      add_until(set.common.chunks * group >> shift);
 #pragma unroll
-      for (int32_t i = 0; i < Form::kPairs * kStripSlots; ++i) {
-        total[i / kStripSlots][i % kStripSlots] += sum[i / kStripSlots][i % kStripSlots];
-        sum[i / kStripSlots][i % kStripSlots] = 0.0F;
+      for (int32_t i = 0; i < kSums; ++i) {
+        total[i] += sum[i];
+        sum[i] = 0.0F;
       }
     }
   } else {
-    for (; chunk < args.chunks; ++chunk) {
-      view.add_chunk(place, sum);
-      place.template advance<Form>();
-    }
+    add_until(set.common.chunks);
   }
-  const auto pair = static_cast<int32_t>(load_shared_word(view.memory.told));
-  const auto row = static_cast<int32_t>(load_shared_word(view.memory.told + 4));
-  const auto store = [&](const PairSums(&result)[Form::kPairs]) {
+  const uint32_t told = load_shared_word(view.memory.told);
+  const auto part = static_cast<int32_t>(told >> TileMemory::kPartShift);
+  auto slot = static_cast<int32_t>(told & ((1U << TileMemory::kPartShift) - 1));
+  auto row = static_cast<int32_t>(load_shared_word(view.memory.told + 4));
+  if constexpr (Form::kHalves) {
+    slot += view.group * Form::kOwn;
+  } else {
+    row += view.group * 64;
+  }
+  const auto store = [&](const SlotSums<Form::kOwn>& result) {
     if constexpr (Form::kBoxes) {
-      store_boxes<Form>(args, map, view.memory, view.group, row, pair, result);
+      store_boxes<Form>(set.common.limit, set.maps[part], view.memory, view.group, row, slot,
+                        result);
     } else {
-      store_sums<Form>(args, row + view.row, pair * Form::kPairSlots, result);
+      ProductArguments args = set.common;
+      args.y = set.parts[part].y;
+      args.y_stride = set.parts[part].y_stride;
+      args.outputs = set.parts[part].outputs;
+      store_sums<Form>(args, row + view.row % 64, slot, result);
     }
   };
   if constexpr (Form::kGrouped) {
@@ -351,23 +621,20 @@ __device__ __forceinline__ void consume_dense_tile(const ProductArguments& args,
 }
 
 template <class Form>
-__device__ __forceinline__ void consume_tiles(const ProductArguments& args, const CUtensorMap& map,
-                                              TileConsumer<Form> view) {
-  const TileItems<Form> items(args);
+__device__ __forceinline__ void consume_tiles(const TileSet& set, TileConsumer<Form> view) {
+  const TileItems<Form> items(set);
   RingPlace place;
   for (int32_t item = blockIdx.x / Form::kCluster; item < items.count();
        item += gridDim.x / Form::kCluster) {
-    consume_dense_tile<Form>(args, map, view, place);
+    consume_dense_tile<Form>(set, view, place);
     view.memory.told ^= 8;
   }
   if (Form::kBoxes && (threadIdx.x & 127) == 0) box_stores_wait();
 }
 
-// The map has boxes of 64 rows by 64 columns of y, where Form::kBoxes.
 template <class Form>
 __global__ void __launch_bounds__(Form::kThreads, 1)
-    dense_tiles_kernel(const __grid_constant__ ProductArguments args,
-                       const __grid_constant__ CUtensorMap map) {
+    dense_tiles_kernel(const __grid_constant__ TileSet set) {
   extern __shared__ uint8_t shared_memory[];
   const uint32_t begin = shared_address(shared_memory);
   TileMemory memory;
@@ -382,7 +649,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   const int32_t rank = Form::kCluster > 1 ? static_cast<int32_t>(cluster_rank()) : 0;
 
   if (threadIdx.x == 0) {
-    make_ring<Form>(memory.full, memory.empty, 1, 8 * Form::kCluster);
+    make_ring<Form>(memory.full, memory.empty, 2, 8 * Form::kCluster);  // slots and rows
     barrier_init_fence();
   }
   if constexpr (Form::kCluster > 1) {
@@ -390,16 +657,19 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   } else {
     __syncthreads();
   }
-  await_earlier();
 
   if (warp >= 8) {
     registers_give<40>();
-    if (warp == 8 && lane == 0) produce_tiles<Form>(args, memory, rank);
+    produce_tiles<Form>(set, memory, static_cast<int32_t>(warp_uniform(rank)),
+                        static_cast<TileCopier>(warp_uniform(warp - 8)));
     __syncwarp();
+    await_earlier();
   } else {
     registers_take<232>();
+    await_earlier();
     const auto group = static_cast<int32_t>(warp_uniform(warp / 4));
-    consume_tiles<Form>(args, map, {memory, group, warp * 16 + lane / 4});
+    const int32_t row = (Form::kHalves ? warp % 4 : warp) * 16 + lane / 4;
+    consume_tiles<Form>(set, {memory, group, row});
   }
   // No block ends while another one may still copy to it or arrive at its barriers.
   if constexpr (Form::kCluster > 1) cluster_sync();

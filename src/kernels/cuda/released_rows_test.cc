@@ -64,9 +64,9 @@ class CudaReleasedRows : public testing::Test {
   std::unique_ptr<Ops> ops_;
 };
 
-// Folded projections take other kernels from 9, 33, 65, 129 or 385 rows on, and others again for
-// many strips, or for few, whose sums have several parts. Many rows take tiles of 128 or 256
-// outputs, by what fills the chip, and the last round's tiles may be halved.
+// Folded projections take other kernels from 9, 33 or 65 rows on (or from more, where sums have
+// several parts and outputs are few), and others again for many strips. Many rows take tiles of 64
+// or 128 rows by 64 to 256 outputs, by what fills the chip; the last tiles of a matrix overlap.
 TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
   Random random(80);
   constexpr int64_t kRows = 1700;
@@ -82,11 +82,41 @@ TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
     };
     const std::vector<uint8_t> all = run(0, kRows);
     const int64_t row_bytes = std::ssize(all) / kRows;
-    for (const int64_t count : {1, 8, 9, 32, 33, 64, 65, 128, 129, 256, 257, 384, 385, 600, 1300}) {
+    for (const int64_t count : {1,   8,   9,   32,  33,  64,  65,  100, 128,  129, 192,
+                                256, 257, 384, 385, 512, 600, 768, 900, 1100, 1300}) {
       const int64_t begin = (kRows - count) / 3;
       const std::vector<uint8_t> part = run(begin, count);
       EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * row_bytes))
           << out << " outputs, " << count << " rows from " << begin;
+    }
+  }
+}
+
+// Matrices of one input share a launch: the outputs of each are what it has alone.
+TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherMatrices) {
+  Random random(81);
+  constexpr int64_t kRows = 1100;
+  for (const auto& [in, outs] :
+       {std::pair<int64_t, std::vector<int64_t>>{5120, {1280, 512}}, {1280, {4096, 8192, 4608}}}) {
+    const std::vector<Bf16> x = random.bf16(kRows * in);
+    std::vector<StoredWeight> weights;
+    for (const int64_t out : outs) weights.emplace_back(random, WeightFormat::kFp8Tile32, out, in);
+    for (const int64_t count : {3, 64, 128, 300, 700, 1100}) {
+      const Rows<const Bf16> rows = as_rows(x, kRows).slice(0, count);
+      std::vector<std::vector<Bf16>> together;
+      for (const int64_t out : outs) together.emplace_back(static_cast<size_t>(count * out));
+      std::vector<Product> products;
+      for (size_t i = 0; i < outs.size(); ++i) {
+        products.push_back({weights[i].view(), true, as_rows(together[i], count), {}});
+      }
+      ops_->linear(rows, products);
+      for (size_t i = 0; i < outs.size(); ++i) {
+        std::vector<Bf16> alone(together[i].size());
+        const Product product{weights[i].view(), true, as_rows(alone, count), {}};
+        ops_->linear(rows, {&product, 1});
+        EXPECT_EQ(bytes_of(alone), bytes_of(together[i]))
+            << outs[i] << " x " << in << ", " << count << " rows";
+      }
     }
   }
 }

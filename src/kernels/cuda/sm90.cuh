@@ -139,6 +139,18 @@ __device__ __forceinline__ uint32_t warp_uniform(uint32_t value) {
   return __shfl_sync(0xffffffffU, value, 0);
 }
 
+// One lane of a whole warp. The compiler knows that it is one: a copy that it starts needs no loop
+// over the lanes that may take part, and its operands stay in uniform registers.
+__device__ __forceinline__ bool elected() {
+  uint32_t mine;
+  asm volatile(
+      "{\n.reg .pred one;\n"
+      "elect.sync _|one, 0xffffffff;\n"
+      "selp.b32 %0, 1, 0, one;\n}\n"
+      : "=r"(mine));
+  return mine != 0;
+}
+
 // Rows of 128 bytes, 8 rows an atom of 1,024 bytes, 16-byte pieces exchanged by row mod 8.
 // Addresses are multiples of 16 below 256 KB, so parts of an operand are reached by adding.
 __device__ __forceinline__ uint64_t swizzled_descriptor(uint32_t address) {

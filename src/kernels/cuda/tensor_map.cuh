@@ -1,5 +1,6 @@
 // Matrices as the copy engine sees them: boxes of them go to shared memory, zeros where a box
-// reaches past the matrix, pieces of 16 bytes exchanged as wgmma wants them.
+// reaches past the matrix, pieces of 16 bytes exchanged as wgmma wants them where rows of the box
+// have 64 or 128 bytes.
 #pragma once
 
 #include <cuda.h>
@@ -29,11 +30,13 @@ inline CUtensorMap matrix_map(const void* data, int64_t rows, int64_t columns, i
                              static_cast<cuuint32_t>(box_rows)};
   const cuuint32_t step[2] = {1, 1};
   const int32_t box_row_bytes = box_columns * element_bytes;
-  CHECK(box_row_bytes == 64 || box_row_bytes == 128);
+  CHECK(box_row_bytes % 16 == 0);
   const CUresult result = encode(
       &map, element_bytes == 1 ? CU_TENSOR_MAP_DATA_TYPE_UINT8 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
       2, const_cast<void*>(data), extent, stride, box, step, CU_TENSOR_MAP_INTERLEAVE_NONE,
-      box_row_bytes == 64 ? CU_TENSOR_MAP_SWIZZLE_64B : CU_TENSOR_MAP_SWIZZLE_128B,
+      box_row_bytes == 64    ? CU_TENSOR_MAP_SWIZZLE_64B
+      : box_row_bytes == 128 ? CU_TENSOR_MAP_SWIZZLE_128B
+                             : CU_TENSOR_MAP_SWIZZLE_NONE,
       CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
   CHECK(result == CUDA_SUCCESS);
   return map;
