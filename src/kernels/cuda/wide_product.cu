@@ -4,6 +4,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/launch_product.cuh"
 #include "kernels/cuda/wide_product.cuh"
+#include "kernels/cuda/wide_turns.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -12,8 +13,7 @@ namespace {
 constexpr int32_t kPanelBlocks = 16;
 
 template <class Form>
-void launch_form(const RowProduct& p, Stream stream) {
-  const auto kernel = wide_product_kernel<Form>;
+void launch_as(void (*kernel)(WideArguments), const RowProduct& p, Stream stream) {
   static const LaunchLimits limits =
       LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, Form::kCluster);
   const WeightView& w = p.weight;
@@ -42,20 +42,20 @@ void launch_form(const RowProduct& p, Stream stream) {
                  static_cast<size_t>(Form::kSharedBytes), static_cast<uint32_t>(Form::kCluster)},
                 stream, args);
 }
+template <class Form>
+void launch_form(const RowProduct& p, Stream stream) {
+  launch_as<Form>(wide_product_kernel<Form>, p, stream);
+}
+template <class Form>
+void launch_turns(const RowProduct& p, Stream stream) {
+  launch_as<Form>(wide_turns_kernel<Form>, p, stream);
+}
 
 // Rounds of all multiprocessors times the tokens of a round: what a form of two strips takes.
 int64_t round_tokens(const RowProduct& p, int64_t tokens) {
   constexpr int64_t kMultiprocessors = 132;
   const int64_t tiles = (p.weight.out + 127) / 128 * ((p.x.rows + tokens - 1) / tokens);
   return (tiles + kMultiprocessors - 1) / kMultiprocessors * tokens;
-}
-
-// fp8, kBatch chunks a stage.
-template <int kBatch>
-void launch_few(const RowProduct& p, Stream stream) {
-  if (p.x.rows <= 8) return launch_form<WideForm<true, 1, 8, 1, kBatch>>(p, stream);
-  if (p.x.rows <= 32) return launch_form<WideForm<true, 1, 32, 2, kBatch>>(p, stream);
-  launch_form<WideForm<true, 1, 64, 2, kBatch>>(p, stream);
 }
 
 template <bool kFp8>
@@ -87,10 +87,9 @@ bool takes_wide(const RowProduct& p) {
 void launch_wide_product(const RowProduct& p, Stream stream) {
   const int64_t rows = p.x.rows;
   if (p.weight.format == WeightFormat::kFp8Tile32) {
-    // Stages of four chunks where there is an even number of them, up to 16 rows: of 64 they are
-    // 1 us faster alone, but 5 slower inside a layer.
-    const bool fours = rows <= 16 && p.weight.in % (8 * kWideK) == 0;
-    if (rows <= 64) return fours ? launch_few<4>(p, stream) : launch_few<2>(p, stream);
+    if (rows <= 8) return launch_turns<WideTurnsForm<8, 1, 4>>(p, stream);
+    if (rows <= 32) return launch_turns<WideTurnsForm<32, 2, 4>>(p, stream);
+    if (rows <= 64) return launch_form<WideForm<true, 1, 64, 2, 2>>(p, stream);
     if (rows <= 128) return launch_form<WideForm<true, 1, 128, 2, 2>>(p, stream);
     return launch_many<true>(p, stream);
   }

@@ -27,7 +27,8 @@
 // - clusters of four for few rows: 128 blocks of them are not resident at once, twice as slow;
 // - tiles of 128 tokens for many rows: 546 TFLOP/s at 16,384 instead of 680; no clusters: the same
 //   speed with 256 tokens, 20 % slower with 128;
-// - few rows: stages of four chunks instead of two: 12.9 us for 14.2 at 8 rows, 14.0 for 15.8 at
+// - few rows (up to 32 are wide_turns.cuh's now): stages of four chunks instead of two: 12.9 us
+// for 14.2 at 8 rows, 14.0 for 15.8 at
 //   32, 15.9 for 16.8 at 64, and 36 for 21 at 128, whose ring then has two stages. In a chain of a
 //   layer's projections 1.4 us less at 8 rows and 1.1 at 16, but 0.5 more at 32 and 5 at 64. Codes
 //   read a stage ahead of their use: nothing. Two warpgroups with 32 outputs each, half of wgmma's
