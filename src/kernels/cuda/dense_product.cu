@@ -109,7 +109,7 @@ void launch_whole_tiles(Stream stream, TileSet& set) {
                   TileChoice{{.rows = 64, .slots = 160, .along = 2, .batch = 3}, 320, 1000},
                   TileChoice{{.rows = 128, .slots = 80, .along = 2, .batch = 3}, 315, 1000},
                   TileChoice{{.rows = 128, .slots = 128}, 400, 1500},
-                  TileChoice{{.rows = 128, .slots = 160, .along = 2}, 505, 1500},
+                  TileChoice{{.rows = 128, .slots = 160, .along = 2}, 470, 1500},
                   TileChoice{{.rows = 128, .slots = 256, .along = 2, .parts = 2}, 750, 2000}>(
       stream, set);
 }

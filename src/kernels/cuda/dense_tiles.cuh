@@ -21,10 +21,11 @@
 // is one copy of 16 KB, a thread was enough. A warp that keeps together and elects the lane (the
 // operands stay in uniform registers) is 1 to 3 % faster than a lone lane.
 //
-// What limits it: a chunk of 128 x 256 takes 1,180 cycles where products are 1,024, one of 128 x
-// 128 700 for 512, of 64 x 64 370 for 128: about as many as what shared memory takes in and gives
-// out is of 128 bytes a cycle, and 45 to 50 bytes a cycle from L2. Tiles that do not fill the chip
-// lose more. Sustained, the card's power limits: variants that differ by 5 % in short runs are
+// What limits it: a product of 64 rows x n slots x 32 takes n / 2 + 16 cycles in every form, as if
+// its rows were read from shared memory before its slots, so that a chunk of 128 x 256 takes 1,180
+// to 1,280 cycles where multiplying is 1,024, one of 128 x 128 660 for 512, of 64 x 64 280 for 128.
+// Without any copies 5,120 x 8,192 takes 21.5 us at 256 rows (with them 23.5), with nothing but
+// copies 17. Sustained, the card's power limits: variants that differ by 5 % in short runs are
 // equal after half a second.
 //
 // Tried, on one H200, bits always the same (32,768 x 1,280 and 5,120 x 8,192, 16,384 rows,

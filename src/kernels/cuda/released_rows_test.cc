@@ -267,13 +267,14 @@ TEST_F(CudaReleasedRows, NarrowExactProductsDoNotSeeOtherRows) {
   }
 }
 
-// wo_a and head: other tiles from 9, 33, 65, 129 rows on, and by what fills the chip above.
+// wo_a and head: other tiles from 9, 33, 65, 129, 193 rows on, and by what fills the chip above.
 TEST_F(CudaReleasedRows, WideProductsDoNotSeeOtherRows) {
   Random random(86);
   constexpr int64_t kRows = 530;
   const auto check = [&](const char* what, int64_t out, const auto& run) {
     const auto all = run(0, kRows);
-    for (const int64_t count : {1, 8, 9, 32, 33, 64, 65, 128, 129, 256, 257, 384, 385, 512}) {
+    for (const int64_t count :
+         {1, 8, 9, 32, 33, 64, 65, 128, 129, 192, 193, 256, 257, 384, 385, 512}) {
       const int64_t begin = (kRows - count) / 3;
       const auto part = run(begin, count);
       EXPECT_EQ(std::memcmp(part.data(), all.data() + begin * out, part.size() * sizeof(part[0])),

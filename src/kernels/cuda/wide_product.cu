@@ -91,6 +91,8 @@ void launch_wide_product(const RowProduct& p, Stream stream) {
     if (rows <= 32) return launch_turns<WideTurnsForm<32, 2, 4>>(p, stream);
     if (rows <= 64) return launch_form<WideForm<true, 1, 64, 2, 2>>(p, stream);
     if (rows <= 128) return launch_form<WideForm<true, 1, 128, 2, 2>>(p, stream);
+    if (rows <= 192) return launch_form<WideForm<true, 2, 96, 2, 2>>(p, stream);
+    if (rows <= 256) return launch_form<WideForm<true, 2, 128, 2, 2>>(p, stream);
     return launch_many<true>(p, stream);
   }
   if (rows <= 8) return launch_form<WideForm<false, 2, 8, 1>>(p, stream);

@@ -38,6 +38,10 @@
 //   bf16 to shared memory and one that multiplies it: 15 to 17 us, but wrong at times, for a reason
 //   that was not found; its parts alone: without products 12.8 us, without stores either 10.3.
 //
+// Later, wo_a: 192 rows by two blocks of 96, two chunks a stage: 27 us, 34 by two of 128; 256 rows
+// 33 in stages of two chunks, 34.5 of one, but 384 rows (two of 192) 44 and 42. Four warpgroups of
+// 64 outputs by 64 tokens: 42 us at 256 rows, 85 at 384; by 96 they spill.
+//
 // What limits it now: power for many rows. For few rows of fp8 a warpgroup's own latencies, about
 // 200 to 250 ns for 64 of K whatever the number of tokens: codes read two at a time, widened by one
 // warp a scheduler. Codes in wgmma's order in memory, four a load, would be the next step.
