@@ -1,5 +1,7 @@
 #include <cuda_runtime.h>
 
+#include <cstdlib>
+
 #include "kernels/cuda/device.h"
 
 namespace galley::kernels::cuda {
@@ -29,6 +31,15 @@ Error cuda_error(const char* what, cudaError_t code) {
                                                                   cudaGetErrorString(code)};
 }
 
+// The number of devices. Before the driver starts it is told to load all kernels at once, some 10
+// ms: one that is loaded when it is first launched may wait for the device, and a step that was
+// submitted ahead waits there for the host. Whoever set the variable has their way.
+cudaError_t count_devices(int& count) {
+  static const int set = setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+  static_cast<void>(set);
+  return cudaGetDeviceCount(&count);
+}
+
 Result<DeviceProperties> properties_of(int32_t index) {
   cudaDeviceProp prop{};
   if (const cudaError_t code = cudaGetDeviceProperties(&prop, index); code != cudaSuccess) {
@@ -52,7 +63,7 @@ Result<DeviceProperties> properties_of(int32_t index) {
 
 Result<std::vector<DeviceProperties>> list_devices() {
   int count = 0;
-  if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess) {
+  if (const cudaError_t code = count_devices(count); code != cudaSuccess) {
     return cuda_error("counting devices", code);
   }
   std::vector<DeviceProperties> devices;
@@ -62,7 +73,7 @@ Result<std::vector<DeviceProperties>> list_devices() {
 
 Result<DeviceProperties> open_device(int32_t index) {
   int count = 0;
-  if (const cudaError_t code = cudaGetDeviceCount(&count); code != cudaSuccess) {
+  if (const cudaError_t code = count_devices(count); code != cudaSuccess) {
     return cuda_error("counting devices", code);
   }
   if (index < 0 || index >= count) {
