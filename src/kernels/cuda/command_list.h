@@ -31,6 +31,7 @@
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/lone_row.h"
 #include "kernels/cuda/norm_tiles.h"
+#include "kernels/cuda/route_plan.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 
@@ -145,6 +146,10 @@ class CommandKey {
   }
   void add_value(const ExpertTiles& t) {
     add_all(t.gate_up, t.down, t.gate_up_scale, t.down_scale, t.shared_gate_up, t.shared_down);
+  }
+  // All but what run_experts adds.
+  void add_value(const RoutePlan& r) {
+    add_all(r.x, r.gate, r.bias_of_row, r.options, r.experts, r.weights, r.margin, r.room);
   }
   void add_value(const RankParts& p) {
     for (const std::byte* one : p.of) add_value(one);

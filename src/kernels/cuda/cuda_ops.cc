@@ -34,7 +34,7 @@
 #include "kernels/cuda/norm_tiles.h"
 #include "kernels/cuda/quantise.h"
 #include "kernels/cuda/rope.h"
-#include "kernels/cuda/route.h"
+#include "kernels/cuda/route_plan.h"
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/scratch_rooms.h"
 #include "kernels/cuda/side_stream.h"
@@ -92,6 +92,7 @@ class CudaOps final : public Ops {
       if (experts > 0 && weights.experts[0].w1.folded) {
         bytes(Scratch::kExperts,
               expert_workspace_bytes(FoldStore::shape_of(weights, bounds.experts_per_token), rows));
+        scratch_.filled(Scratch::kRoutePlan, route_plan_room_bytes());
         continue;
       }
       bf16(Scratch::kGate, pairs + rows, whole_vectors(bounds.expert_width));
@@ -423,14 +424,15 @@ class CudaOps final : public Ops {
       return;
     }
     const MadeTiles made = made_;  // a router writes nothing else
-    settle();
     // The shared expert needs x alone, so it may begin here.
     const bool forks = fuses_ && x.rows <= kSideRowsMax && made.has(x);
+    void* room = forks ? scratch_.filled(Scratch::kRoutePlan, route_plan_room_bytes()) : nullptr;
+    settle();
     if (forks) append_first(fork_side, static_cast<const SideStream*>(&side_));
     forked_ = forks ? x.data : nullptr;
     forked_at_ = lane_.flush_count();
-    append_first(cuda::route, x, static_cast<const Bf16*>(gate.data), gate.out, biases, options,
-                 experts, weights, margin, workspace);
+    held_route_ = {x, gate, biases, options, experts, weights, margin, workspace, room};
+    if (!route_plan_supports(*held_route_)) settle();
     made_ = made;
   }
 
@@ -447,9 +449,11 @@ class CudaOps final : public Ops {
       // The place of the fork is an event of this graph, or was recorded as it was listed.
       const bool aside = std::exchange(forked_, nullptr) == x.data && x_tiles.codes != nullptr &&
                          lane_.joins(forked_at_);
+      const bool along = aside && held_route_ && routes_along(*held_route_, shape, x);
+      const RoutePlan routed = along ? *std::exchange(held_route_, {}) : RoutePlan();
       enqueue_first(run_experts, shape, FoldStore::tiles_of(weights, shape), x, x_tiles,
                     aside ? &std::as_const(side_) : nullptr, experts.data, expert_weights.data,
-                    room);
+                    routed, room);
       held_.parts = expert_parts(shape, x.rows, room);
       held_.y = y;
       if (!fuses_) settle();
@@ -559,8 +563,8 @@ class CudaOps final : public Ops {
     lane_.commands().add_first(function, arguments...);
     lane_.appended();
   }
-  // What the last calls were, where the next may do it along with its own work: the sum of the
-  // experts, hc_leave, or one after the other. Any other call comes behind it.
+  // What the last calls were, where the next may do it along with its own work: a route, the sum of
+  // the experts, hc_leave, or one after the other. Any other call comes behind it.
   void settle() {
     made_.forget();
     if (const auto lone = lone_.take()) {
@@ -569,6 +573,7 @@ class CudaOps final : public Ops {
     if (const auto rope = std::exchange(held_rope_, {})) {
       append_first(cuda::rope, rope->x, rope->heads, rope->angles, rope->inverse);
     }
+    if (const auto routed = std::exchange(held_route_, {})) append_first(route_alone, *routed);
     const WindowKeys keys = std::exchange(held_keys_, {});
     if (keys.x.rows > 0) {
       append_first(cuda::window_keys, keys.x, keys.norm_weight, keys.eps, keys.angles,
@@ -644,7 +649,7 @@ class CudaOps final : public Ops {
   }
   // With what was held back on the side, if it has nothing to do with them.
   void append_products(ProductSet set) {
-    const bool alone = !lone_.empty() || held_rope_ || held_.y.data != nullptr ||
+    const bool alone = !lone_.empty() || held_rope_ || held_route_ || held_.y.data != nullptr ||
                        touches(set, held_keys_) || !rides_along(held_keys_) ||
                        touches(set, held_copies_.list());
     if (alone) settle();
@@ -720,13 +725,8 @@ class CudaOps final : public Ops {
     const int64_t tiles = expert_tiles_max(pairs, experts, tile_rows);
     auto* at = static_cast<int32_t*>(
         bytes(Scratch::kPlan, (pairs + experts + 1 + 2 * tiles + 1) * int64_t{sizeof(int32_t)}));
-    PairPlan plan;
-    plan.pair = at;
-    plan.begin = plan.pair + pairs;
-    plan.tile_expert = plan.begin + experts + 1;
-    plan.tile_begin = plan.tile_expert + tiles;
-    plan.tile_count = plan.tile_begin + tiles;
-    return plan;
+    int32_t* const tile_expert = at + pairs + experts + 1;
+    return {at, at + pairs, tile_expert, tile_expert + tiles, tile_expert + 2 * tiles};
   }
 
   // One row a pair (row, choice): bf16 results of the chosen experts.
@@ -783,6 +783,7 @@ class CudaOps final : public Ops {
   // What calls before this one left to do (settle()); of ropes, keys and copies one at a time.
   HcLeave held_;
   std::optional<HeldRope> held_rope_;
+  std::optional<RoutePlan> held_route_;  // waits for the plan of its choices
   WindowKeys held_keys_;
   HeldCopies held_copies_{kCopiesAlongMax};
   HeldLone lone_;

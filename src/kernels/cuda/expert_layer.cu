@@ -152,9 +152,17 @@ int64_t expert_workspace_bytes(const ExpertShape& shape, int64_t rows) {
   return carver.used();
 }
 
+bool routes_along(const RoutePlan& routed, const ExpertShape& shape, Rows<const Bf16> x) {
+  if (routed.x.data != x.data || routed.x.rows != x.rows) return false;
+  return takes_few(shape, x.rows) ||
+         route_plan_takes(shape.experts, shape.gate_up().chunks(),
+                          expert_block_tokens(x.rows * shape.top_k, shape.experts));
+}
+
 void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
                  Rows<const Bf16> x, const InputTiles& x_tiles, const SideStream* side,
-                 const int32_t* experts, const float* weights, uint8_t* workspace) {
+                 const int32_t* experts, const float* weights, const RoutePlan& routed,
+                 uint8_t* workspace) {
   if (x.rows == 0) return;
   Carver carver(workspace);
   Workspace work = carve_workspace(shape, x.rows, carver);
@@ -181,10 +189,23 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
                     work.shared_inner8.scale);
       shared_down(side->stream);
     }
-    if (!few) {
+    const auto chunks = static_cast<int32_t>(shape.gate_up().chunks());
+    if (routed.x.rows > 0) {
+      RoutePlan all = routed;
+      if (!few) {
+        all.plan_experts = experts;
+        all.plan_weights = weights;
+        all.plan_expert_count = shape.experts;
+        all.block_tokens = tokens;
+        all.plan = work.plan;
+        all.from = work.shared_x;
+        all.to = work.x;
+        all.chunks = chunks;
+      }
+      route_and_plan(stream, all);
+    } else if (!few) {
       plan_and_spread(stream, experts, weights, x.rows, shape.top_k, shape.experts, tokens,
-                      work.plan, work.shared_x, work.x,
-                      static_cast<int32_t>(shape.gate_up().chunks()));
+                      work.plan, work.shared_x, work.x, chunks);
     }
   } else if (few) {
     CHECK(side == nullptr);

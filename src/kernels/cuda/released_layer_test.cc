@@ -1,6 +1,7 @@
 // A layer between its sites at the released width, as a step calls it: sites that make x in Q8
-// along with x, plans that take these codes to the experts, and the sum of the experts in the next
-// site have the bits of one operation after the other, for every number of rows.
+// along with x, a route in one launch with the plan of its choices and with their codes' way to the
+// experts, and the sum of the experts in the next site have the bits of one operation after the
+// other, for every number of rows.
 //
 // Each operation is finished before the next one in one run, so that nothing rides along; all are
 // handed over together in the other, which is what a step does. Skipped without a usable device.
@@ -20,6 +21,7 @@ constexpr int64_t kHidden = 5120;
 constexpr int64_t kInner = 1024;
 constexpr int64_t kOut = 512;
 constexpr int32_t kExperts = 10;
+constexpr int64_t kRouted = 384;  // of the wider router
 constexpr int32_t kTopK = 6;
 constexpr int64_t kRowsMax = 1100;
 
@@ -65,17 +67,21 @@ struct Layer {
   Rows<Bf16> streams, y, x, projected;
   Rows<float> pre, post, comb, expert_weights;
   Rows<int32_t> experts;
+  // What the experts compute: the router's choices, or others.
+  Rows<int32_t> planned;
+  Rows<float> planned_weights;
 
   Layer first(int64_t rows) const {
     Layer part = *this;
     for (Rows<Bf16> Layer::*at : {&Layer::streams, &Layer::y, &Layer::x, &Layer::projected}) {
       part.*at = (this->*at).slice(0, rows);
     }
-    for (Rows<float> Layer::*at :
-         {&Layer::pre, &Layer::post, &Layer::comb, &Layer::expert_weights}) {
+    for (Rows<float> Layer::*at : {&Layer::pre, &Layer::post, &Layer::comb, &Layer::expert_weights,
+                                   &Layer::planned_weights}) {
       part.*at = (this->*at).slice(0, rows);
     }
     part.experts = experts.slice(0, rows);
+    part.planned = planned.slice(0, rows);
     part.bias.resize(static_cast<size_t>(rows));
     return part;
   }
@@ -100,7 +106,7 @@ void run(Ops& ops, const Layer& l, const Next& next) {
   ops.route(l.x, l.gate, l.bias, {.top_k = kTopK, .scale = 1.5F, .gate_temperature = 1.0F},
             l.experts, l.expert_weights, nullptr);
   next();
-  ops.moe(l.x, l.moe, l.experts, l.expert_weights, l.y);
+  ops.moe(l.x, l.moe, l.planned, l.planned_weights, l.y);
   next();
   pass_site();
   ops.linear(l.x, {&product, 1});
@@ -116,7 +122,12 @@ TEST_F(CudaReleasedLayer, TogetherIsOneAfterTheOther) {
   layer.project = folded(StoredWeight(random, WeightFormat::kFp8Tile32, kOut, kHidden));
   layer.gate = placed(StoredWeight(random, WeightFormat::kBf16, kExperts, kHidden));
   layer.moe = folded_experts(random);
-  layer.bias.assign(kRowsMax, placed(random.f32(kExperts, 0.1)));
+  const std::vector<const float*> bias(kRowsMax, placed(random.f32(kExperts, 0.1)));
+  const WeightView wide_gate = placed(StoredWeight(random, WeightFormat::kBf16, kRouted, kHidden));
+  std::vector<const float*> wide_bias(kRowsMax, placed(random.f32(kRouted, 0.1)));
+  const float* const other_bias = placed(random.f32(kRouted, 0.1));
+  for (size_t row = 1; row < wide_bias.size(); row += 3) wide_bias[row] = other_bias;
+  const WeightView gate = layer.gate;
   const std::vector<Bf16> streams = random.bf16(kRowsMax * 4 * kHidden);
   const std::vector<Bf16> y = random.bf16(kRowsMax * kHidden);
   const std::vector<float> carried = random.f32(kRowsMax * 4);
@@ -131,11 +142,31 @@ TEST_F(CudaReleasedLayer, TogetherIsOneAfterTheOther) {
   layer.projected = placed_rows(std::vector<Bf16>(kRowsMax * kOut));
   layer.experts = placed_rows(std::vector<int32_t>(kRowsMax * kTopK));
   layer.expert_weights = placed_rows(std::vector<float>(kRowsMax * kTopK));
+  std::vector<int32_t> drawn;
+  for (int64_t row = 0; row < kRowsMax; ++row) {
+    for (int32_t k = 0; k < kTopK; ++k) drawn.push_back(k + static_cast<int32_t>(row * 7 % 5));
+  }
+  const Rows<int32_t> drawn_experts = placed_rows(drawn);
+  const Rows<float> drawn_weights = placed_rows(random.f32(kRowsMax * kTopK));
 
-  // Other launches above 8 (a cluster's tile), 56 (clusters at a time), 170 (choices of a plan by
-  // one block), 512 (graphs) and 1,024 rows.
-  for (const int64_t rows : {1, 3, 8, 9, 33, 56, 57, 64, 130, 171, 512, 513, 1100}) {
-    SCOPED_TRACE(std::to_string(rows) + " rows");
+  // Other launches above 8 (a cluster's tile, experts without a plan), 32 (routes along with their
+  // plan), 56 (clusters at a time), 170 (choices of a plan by one block), 512 (graphs) and 1,024
+  // rows. The narrow router has blocks for 16 rows.
+  struct Case {
+    int64_t rows;
+    bool wide;  // router, and experts that it did not choose
+  };
+  std::vector<Case> cases;
+  for (const int64_t rows : {1, 2, 3, 8, 9, 16, 33, 56, 57, 64, 130, 171, 512, 513, 1100}) {
+    cases.push_back({rows, false});
+  }
+  for (const int64_t rows : {32, 1, 9, 2, 20, 8, 33}) cases.push_back({rows, true});
+  for (const auto [rows, wide] : cases) {
+    SCOPED_TRACE(std::to_string(rows) + (wide ? " rows, 384 experts" : " rows"));
+    layer.gate = wide ? wide_gate : gate;
+    layer.bias = wide ? wide_bias : bias;
+    layer.planned = wide ? drawn_experts : layer.experts;
+    layer.planned_weights = wide ? drawn_weights : layer.expert_weights;
     const Layer l = layer.first(rows);
     const auto begin_again = [&] {
       const auto put = [&]<class T>(Rows<T> to, const std::vector<T>& from) {

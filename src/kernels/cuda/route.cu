@@ -33,7 +33,7 @@
 namespace galley::kernels::cuda {
 namespace {
 
-constexpr int kSplit = 320;
+constexpr int kSplit = kGateSplit;
 constexpr int kStep = 64;               // of K in one stage
 constexpr int kPitch = kStep * 2 + 16;  // bytes; 16 more, so that eight rows meet different banks
 constexpr int64_t kFewRows = 1024;
@@ -63,12 +63,6 @@ using ManyRows = Shape<64, 128, 2, 2, 4>;  // two blocks a processor
 // All of a split is on its way at once, and one stage more would never be filled.
 using FewRows = Shape<64, 32, 4, 1, kSplit / kStep + 1>;
 constexpr int kFewRowsBytes = (FewRows::kStages - 1) * FewRows::kStageBytes;
-
-__device__ __forceinline__ void load_fragments(uint32_t (&r)[4], uint32_t address) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(address));
-}
 
 struct GateArguments {
   Rows<const Bf16> x;

@@ -11,6 +11,9 @@
 
 namespace galley::kernels::cuda {
 
+// K of one part of a logit's sum: a chain of products from zero. Parts are added in order.
+constexpr int kGateSplit = 320;
+
 // Linear above 20, where exp would only lose bits.
 __device__ __forceinline__ float softplus(float x) { return x > 20.0F ? x : log1pf(exp_f32(x)); }
 

@@ -3,6 +3,7 @@
 #include <cuda_runtime_api.h>
 
 #include <utility>
+#include <vector>
 
 namespace galley::kernels::cuda {
 
@@ -27,6 +28,17 @@ void* ScratchRooms::bytes(Scratch which, int64_t count) {
   }
   room = *std::move(grown);
   return room.data();
+}
+
+void* ScratchRooms::filled(Scratch which, int64_t count) {
+  const MemoryBlock& room = rooms_[static_cast<size_t>(which)];
+  if (room.bytes() > 0) return room.data();
+  void* made = bytes(which, count);
+  if (made != nullptr) {
+    const std::vector<std::byte> ones(static_cast<size_t>(count), std::byte{0xFF});
+    memory_.write(made, ones.data(), count);
+  }
+  return made;
 }
 
 }  // namespace galley::kernels::cuda

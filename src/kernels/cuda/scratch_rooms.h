@@ -16,8 +16,9 @@ enum class Scratch : uint8_t {
   kPacked,     // an input whose rows are not whole vectors
   kMix,        // hc_enter
   kRouter,
-  kPlan,  // pairs by expert
-  kGate,  // of pairs
+  kRoutePlan,  // filled
+  kPlan,       // pairs by expert
+  kGate,       // of pairs
   kUp,
   kPairs,  // experts' results
   kSharedGate,
@@ -40,6 +41,8 @@ class ScratchRooms {
   // At least `count` bytes. Grows when a call is larger than all before: that waits for the device,
   // and graphs are forgotten. Null after a failure, which the step's end tells.
   void* bytes(Scratch which, int64_t count);
+  // The same, all of it 0xFF when it is made; the caller names no other count.
+  void* filled(Scratch which, int64_t count);
 
  private:
   Memory& memory_;
