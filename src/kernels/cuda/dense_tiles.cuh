@@ -49,6 +49,10 @@
 // - without promotion (wrong sums), rows from registers: 1,159 and 1,331 instead of 866 and 949.
 // - the end of a sum's part by a division in each chunk, which was in front of the stage's release:
 //   1,280 x 5,120 took 254 us, 213 with a loop over parts, 2 % less by shifts.
+// - rows from registers again, now that a product with rows in shared memory seemed to wait for
+// them:
+//   5,120 x 8,192 took 28 us instead of 25 at 256 rows, 38 instead of 35 at 512, 20.4 instead
+//   of 20.0 at 128, 1,519 instead of 1,258 at 16,384; 1,280 x 5,120 11.6 instead of 10.9 at 256.
 // - blocks that share rows instead of slots: the same to 3 % slower. Clusters of four: 120 blocks
 //   at a time. 128 x 192 in one product of 192: 680 ns a chunk where 128 x 160 takes 490.
 #pragma once
