@@ -73,7 +73,7 @@ class CommandKey {
   }
   void add_value(const DensePart& p) { add_all(p.weights, p.y, p.y_stride, p.slots, p.outputs); }
   void add_value(const DenseSet& set) {
-    add_all(set.form, set.common, set.count, set.copies, set.copy_count);
+    add_all(set.form, set.common, set.count, set.copies, set.copy_count, set.raw);
     for (int32_t i = 0; i < set.count; ++i) add_value(set.parts[i]);
   }
   void add_value(const RopeAngles& angles) { add_all(angles.cos, angles.sin); }

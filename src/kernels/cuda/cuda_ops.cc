@@ -176,13 +176,13 @@ class CudaOps final : public Ops {
     Rows<const Bf16> exact;
     Rows<const Bf16> quantised;
     InputTiles tiles;
+    const bool raw = fuses_ && made_.of(x).codes == nullptr && makes_rows(x, products);
     for (const Product& product : products) {
       CHECK((product.y.data != nullptr) != (product.y_f32.data != nullptr));
-      CHECK(product.weight.in == x.cols);
+      CHECK(product.weight.in == x.cols && (product.quantise_input || !product.weight.folded));
       if (product.weight.folded) {
-        CHECK(product.quantise_input);
-        if (tiles.codes == nullptr) tiles = input_tiles(x);
-        add_folded(tiles, x.rows, product);
+        if (tiles.codes == nullptr && !raw) tiles = input_tiles(x);
+        add_folded(tiles, x, product);
         continue;
       }
       RowProduct one{.weight = product.weight, .y = product.y, .y_f32 = product.y_f32};
@@ -225,7 +225,7 @@ class CudaOps final : public Ops {
       if (held_keys_.x.rows > 0 && !keys_beside_norm(held_keys_)) settle();
       const WindowKeys keys = std::exchange(held_keys_, {});
       enqueue_first(norm_tiles, NormTiles{x, weight, eps, tiles, keys});
-      for (const Product& product : products) add_folded(tiles, x.rows, product);
+      for (const Product& product : products) add_folded(tiles, x, product);
       flush_folded();
       return;
     }
@@ -675,9 +675,9 @@ class CudaOps final : public Ops {
     return tiles;
   }
   // Folded products of one call, in as few launches as there are forms of results.
-  void add_folded(const InputTiles& tiles, int64_t rows, const Product& product) {
+  void add_folded(const InputTiles& tiles, Rows<const Bf16> x, const Product& product) {
     if (!has_room_for(folded_, product)) flush_folded();
-    cuda::add_product(folded_, tiles, rows, product);
+    cuda::add_product(folded_, tiles, x, product);
     if (!fuses_) flush_folded();
   }
   void flush_folded() {

@@ -9,17 +9,19 @@
 // for wq_b at one row with a strip a block, 10.7 with two, which share the rows: 16.2 and 13.2 at
 // 64 rows, where the rows' codes are half of what a multiprocessor reads. 80 strips of wo_b keep 80
 // multiprocessors busy, 14.1 us: split four ways it was 11.9, but 30.5 instead of 20.7 at 128 rows,
-// and the persistent kernel of many rows lost 20 % to adding parts.
-// Fewer strips (wq_a, wkv): K is cut into groups (dense_sum_groups: 2, 4 or 8, fixed by the matrix
-// alone); a block sums one group of a strip, and the blocks of a cluster add their groups in order
-// through shared memory. dense_tiles.cuh adds its groups in the same order: the same bits.
+// and the persistent kernel of many rows lost 20 % to adding parts. Up to 8 rows of so few strips
+// are dense_turns.cuh's. Fewer strips (wq_a, wkv): K is cut into groups (dense_sum_groups: 2, 4 or
+// 8, fixed by the matrix alone); a block sums one group of a strip, and the blocks of a cluster add
+// their groups in order through shared memory. dense_tiles.cuh adds its groups in the same order:
+// the same bits.
 //
 // Tried, on one H200: products of several chunks under way before the first is promoted, since
 // waiting for one at a time is most of a warpgroup's time: 20.8 to 16.9 us for wo_b at 64 rows with
 // four chunks, where a block has the shared memory of a multiprocessor; nothing at 8 rows, and
 // slower where the ring has as few stages as that, since it then runs dry. At one row eight chunks
 // take 14.4 us and sixteen 15.9, four 14.3. 64 rows shared out over two or four warpgroups: 17.4
-// and 20.7 us instead of 17.2, since each of them reads all weights.
+// and 20.7 us instead of 17.2, since each of them reads all weights. Clusters of two or four blocks
+// that share the copies of their rows: 1 to 1.5 us slower at 16 to 128 rows.
 #pragma once
 
 #include "kernels/cuda/copy_row.cuh"

@@ -5,6 +5,7 @@
 #include "base/check.h"
 #include "kernels/cuda/dense_few_rows.cuh"
 #include "kernels/cuda/dense_tiles.cuh"
+#include "kernels/cuda/dense_turns.h"
 #include "kernels/cuda/launch_product.cuh"
 
 namespace galley::kernels::cuda {
@@ -152,6 +153,7 @@ void launch_many_rows(Stream stream, const DenseSet& set) {
 template <ResultForm kResult>
 void launch_whole(Stream stream, const DenseSet& set) {
   const int32_t rows = set.common.rows;
+  if (takes_turns(set)) return dense_turns(stream, set);
   if (strips_of(set) >= kManyStrips) {
     if (rows <= 8) return launch_few_rows<FewRowsForm<8, 1, 2, 111, kResult, 4>>(stream, set);
     if (rows <= 32) return launch_few_rows<FewRowsForm<32, 1, 1, 111, kResult, 4>>(stream, set);

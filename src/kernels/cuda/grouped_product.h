@@ -81,6 +81,9 @@ struct DenseSet {
   int32_t count = 0;
   const RowCopy* copies = nullptr;  // only where dense_takes_copies
   int64_t copy_count = 0;
+  // The input where nobody made its Q8 (makes_rows): the products make it, and common.x is not
+  // there.
+  Rows<const Bf16> raw = {};
 };
 bool dense_takes_copies(int64_t rows);
 void dense_products(Stream stream, const DenseSet& set);

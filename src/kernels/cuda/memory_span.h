@@ -48,8 +48,9 @@ inline bool touches(const ProductSet& set, MemorySpan read, MemorySpan written) 
   }
   return false;
 }
-// The input of folded products is nobody else's.
+// The Q8 of folded products' input is nobody else's.
 inline bool touches(const DenseSet& set, MemorySpan read, MemorySpan written) {
+  if (MemorySpan::of(set.raw).meets(written)) return true;
   const int64_t element = set.form == ResultForm::kF32 ? sizeof(float) : sizeof(Bf16);
   for (int32_t i = 0; i < set.count; ++i) {
     const DensePart& one = set.parts[i];
