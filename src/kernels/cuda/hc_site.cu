@@ -24,6 +24,19 @@
 // time; tiles of 16 rows (12.2 us for 64, 12.7 for 96) are behind hc_enter.cu, and so was a version
 // that went through many tiles and read the next one ahead: 8.4 us a tile, 1,240 for 16,384 rows.
 // Of ten warps with 2,000 instructions a tile most time is latency.
+//
+// In a step it costs 12.6 us, 16 with the experts' sum: its blocks want a multiprocessor each, so
+// weights are asked for once the kernel in front is over.
+//
+// Not here, but the way on: x does not need the projection, whose mixes only the next site reads.
+// Tried: leaving, x and Q8 by a cluster of five small blocks a row (2.4 us one behind the other,
+// 3.2 with the sum; 3.8 and 5.8 in a step), projection and Sinkhorn on a second stream beside the
+// products that follow, joined in front of the next site. A step of one sequence took 6.7 to 6.9 ms
+// instead of 7.14, of four 9.0 to 9.2 instead of 9.6, with the same bits in chains of sites. But
+// the folded product behind a site (64 to 171 rows, 512 outputs: clusters of dense_few_rows.cuh)
+// had wrong sums in a row or two of a block of 64, the 16th or 17th, in up to half of the runs.
+// Fences behind x did not help; on one stream the same kernels made no error. Why is not known:
+// until it is, a site is one launch.
 #include <array>
 
 #include "base/check.h"
