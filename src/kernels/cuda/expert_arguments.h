@@ -64,6 +64,7 @@ inline ProductArguments expert_down_arguments(const ExpertShape& shape, const Ex
   args.experts = shape.experts;
   args.blocks = plan.blocks;
   args.totals = plan.totals;
+  args.planned_early = true;  // before gate and up
   return args;
 }
 

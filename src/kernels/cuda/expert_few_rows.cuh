@@ -44,6 +44,7 @@
 
 #include "kernels/cuda/expert_few_rows.h"
 #include "kernels/cuda/grouped_product.cuh"
+#include "kernels/cuda/launch_product.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
 #include "kernels/cuda/tile_codes.cuh"
 
@@ -51,9 +52,11 @@ namespace galley::kernels::cuda {
 
 constexpr int32_t kItemSlots = 16;  // of a warp at a time
 
-// kTokens: columns that the rows of a block of threads take, 8 or 16.
-template <ResultForm kResultIn, int kTokensIn>
+// kTokens: columns that the rows of a block of threads take, 8 or 16. kPlanned: groups are blocks
+// of a plan, whose rows are at most 8 together.
+template <ResultForm kResultIn, int kTokensIn, bool kPlannedIn = false>
 struct ExpertRowsForm {
+  static constexpr bool kPlanned = kPlannedIn;
   static constexpr ResultForm kResult = kResultIn;
   static constexpr int kTokens = kTokensIn;
   static constexpr int kWarpgroups = 5;
@@ -62,7 +65,7 @@ struct ExpertRowsForm {
   static constexpr int kWarps = kWarpgroups * 4;
   static constexpr int kChunksMax = 40;
   static constexpr int kItemsMax = 320;
-  static constexpr int kGroupsMax = 2;
+  static constexpr int kGroupsMax = kPlanned ? 8 : 2;
   static constexpr int kChoicesMax = 64;
   static constexpr int kXBytes = kTokens * kChunk;
   static constexpr int kScalesAt = kChunksMax * kXBytes;
@@ -71,6 +74,11 @@ struct ExpertRowsForm {
   static constexpr int kItemsAt = kGroupsAt + kGroupsMax * 64;
   static constexpr int kSharedBytes = kItemsAt + kItemsMax * 32 + 1024;
   static_assert(kTableAt % 256 == 0 && kDepth % 2 == 0);
+
+  static bool takes(int64_t slots, int64_t chunks) {
+    return chunks % 2 == 0 && chunks > kDepth && chunks <= kChunksMax &&
+           slots <= kItemsMax * kItemSlots;
+  }
 };
 
 // Rows of one expert.
@@ -112,6 +120,7 @@ struct ExpertRowsPlan {
 
   // By all lanes of a warp; the number of groups.
   __device__ __forceinline__ int32_t make(const ExpertRowsArguments& args) {
+    if constexpr (Form::kPlanned) return block_total(args, 8);
     const int32_t lane = threadIdx.x & 31;
     const int32_t choices = args.rows * args.top_k;
     const uint32_t before = (1U << lane) - 1U;
@@ -134,7 +143,8 @@ struct ExpertRowsPlan {
     return __popc(leader[0]) + __popc(leader[1]);
   }
   // By all lanes of a warp.
-  __device__ __forceinline__ int32_t expert(int32_t group) const {
+  __device__ __forceinline__ int32_t expert(const ExpertRowsArguments& args, int32_t group) const {
+    if constexpr (Form::kPlanned) return block_at(args, group, 8).expert;
     const int32_t lane = threadIdx.x & 31;
     const uint32_t before = (1U << lane) - 1U;
     const int32_t low = __popc(leader[0]);
@@ -151,22 +161,30 @@ struct ExpertRowsPlan {
     int32_t column = 0;
     for (int32_t at = first; at <= last; ++at) {
       ExpertRowsGroup& group = groups[at - first];
-      const int32_t e = expert(at);
-      const uint64_t same = __ballot_sync(kAllLanes, id[0] == e) |
-                            static_cast<uint64_t>(__ballot_sync(kAllLanes, id[1] == e)) << 32;
+      const int32_t e = expert(args, at);
       int32_t row = -1;
-      if (lane < args.rows) {
-        const uint32_t bits =
-            static_cast<uint32_t>(same >> (lane * args.top_k)) & ((1U << args.top_k) - 1U);
-        if (bits != 0) row = lane * args.top_k + __ffs(static_cast<int32_t>(bits)) - 1;
+      int32_t columns = 0;
+      if constexpr (Form::kPlanned) {
+        const TokenBlock block = block_at(args, at, 8);
+        if (lane < block.rows) row = block.row + lane;
+        columns = block.rows;
+      } else {
+        const uint64_t same = __ballot_sync(kAllLanes, id[0] == e) |
+                              static_cast<uint64_t>(__ballot_sync(kAllLanes, id[1] == e)) << 32;
+        if (lane < args.rows) {
+          const uint32_t bits =
+              static_cast<uint32_t>(same >> (lane * args.top_k)) & ((1U << args.top_k) - 1U);
+          if (bits != 0) row = lane * args.top_k + __ffs(static_cast<int32_t>(bits)) - 1;
+        }
+        // Gate and up of all experts read the same rows.
+        if (args.values != nullptr) columns = Form::kTokens == 8 ? args.rows : 8;
       }
       if (lane < 8) group.row[lane] = row;
       if (lane == 0) {
         group.expert = e;
         group.column = column;
       }
-      // Gate and up of all experts read the same rows.
-      if (args.values != nullptr) column += Form::kTokens == 8 ? args.rows : 8;
+      column += columns;
     }
   }
 };
@@ -181,20 +199,33 @@ __device__ __forceinline__ ExpertRowsItem expert_rows_item(const ExpertRowsArgum
           expert * args.slots + part * kItemSlots, part * kItemSlots, group};
 }
 
-// What is read becomes columns in the order of wgmma's B: all rows of x...
+// What is read becomes columns in the order of wgmma's B: rows of x (all columns of one group, as
+// it were, without a plan)...
 template <class Form>
-__device__ __forceinline__ void stage_rows(const ExpertRowsArguments& args, uint32_t shared) {
+__device__ __forceinline__ void stage_row(const ExpertRowsArguments& args, int32_t at, int64_t row,
+                                          int32_t column, uint32_t shared) {
+  const int32_t piece = at & 7;
+  const int32_t chunk = at >> 3;
+  const int64_t from = static_cast<int64_t>(chunk) * args.x_rows + row;
+  const int32_t to = piece ^ ((static_cast<int32_t>(row) ^ column) & 7);
+  store_shared(shared + chunk * Form::kXBytes + column * kChunk + to * 16,
+               *reinterpret_cast<const uint4*>(args.x + from * kChunk + piece * 16));
+  if (piece == 0) {
+    store_shared(shared + Form::kScalesAt + (chunk * Form::kTokens + column) * 4,
+                 __float_as_uint(args.x_scale[from]));
+  }
+}
+template <class Form>
+__device__ __forceinline__ void stage_rows(const ExpertRowsArguments& args, int32_t groups,
+                                           const ExpertRowsGroup* group, uint32_t shared) {
   for (int32_t i = threadIdx.x; i < args.chunks * 64; i += Form::kThreads) {
-    const int32_t row = i & 7;
-    const int32_t piece = i >> 3 & 7;
-    const int32_t chunk = i >> 6;
-    if (row >= args.rows) continue;
-    const int64_t from = static_cast<int64_t>(chunk) * args.x_rows + row;
-    store_shared(shared + chunk * Form::kXBytes + row * kChunk + piece * 16,
-                 *reinterpret_cast<const uint4*>(args.x + from * kChunk + piece * 16));
-    if (piece == 0) {
-      store_shared(shared + Form::kScalesAt + (chunk * Form::kTokens + row) * 4,
-                   __float_as_uint(args.x_scale[from]));
+    if constexpr (Form::kPlanned) {
+      for (int32_t at = 0; at < groups; ++at) {
+        const int32_t row = group[at].row[i & 7];
+        if (row >= 0) stage_row<Form>(args, i >> 3, row, group[at].column + (i & 7), shared);
+      }
+    } else {
+      if ((i & 7) < args.rows) stage_row<Form>(args, i >> 3, i & 7, i & 7, shared);
     }
   }
 }
@@ -291,8 +322,8 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   auto* groups = reinterpret_cast<ExpertRowsGroup*>(base + Form::kGroupsAt);
   auto* list = reinterpret_cast<ExpertRowsItem*>(base + Form::kItemsAt);
   fill_shift_table(base + Form::kTableAt);
-  // Choices whose values come are older than the launch before this one.
-  const bool early = args.values != nullptr;
+  // Who multiplies what may be older than the launch before this one.
+  const bool early = Form::kPlanned ? args.planned_early : args.values != nullptr;
   if (!early) await_earlier();
 
   const auto warp = static_cast<int32_t>(warp_uniform(threadIdx.x >> 5));
@@ -342,7 +373,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   };
   if (warp < width) {  // and so below the count
     const int32_t at = first + warp;
-    const ExpertRowsItem item = expert_rows_item(args, plan.expert(at / per), at % per, 0);
+    const ExpertRowsItem item = expert_rows_item(args, plan.expert(args, at / per), at % per, 0);
     codes = item.codes + lane_codes;
     shifts = item.shifts + lane_shifts - lane_codes;
   }
@@ -359,7 +390,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
     list[i] = expert_rows_item(args, groups[group].expert, (first + i) % per, group);
   }
   if (args.values == nullptr) {
-    stage_rows<Form>(args, shared);
+    stage_rows<Form>(args, last_group - first_group + 1, groups, shared);
   } else {
     stage_values<Form>(args, last_group - first_group + 1, groups, shared);
   }
@@ -440,6 +471,16 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
       }
     }
   }
+}
+
+// `groups`: the most that there may be. As many blocks of threads: none has items of more than two.
+template <class Form>
+void launch_few_rows(Stream stream, int32_t groups, const ExpertRowsArguments& args) {
+  const auto kernel = expert_few_rows_kernel<Form>;
+  static const LaunchLimits limits =
+      LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
+  const int32_t blocks = limits.blocks > groups ? limits.blocks : groups;
+  launch_kernel(kernel, {blocks, Form::kThreads, size_t{Form::kSharedBytes}}, stream, args);
 }
 
 }  // namespace galley::kernels::cuda

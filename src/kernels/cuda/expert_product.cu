@@ -1,7 +1,7 @@
 // The forms of the fp4 product, and which of them a number of rows gets.
 #include "base/check.h"
+#include "kernels/cuda/expert_few_rows.cuh"
 #include "kernels/cuda/expert_many_rows.cuh"
-#include "kernels/cuda/grouped_narrow.cuh"
 #include "kernels/cuda/grouped_product.cuh"
 #include "kernels/cuda/launch_product.cuh"
 
@@ -10,15 +10,9 @@ namespace {
 
 template <ResultForm kResult>
 void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
-  // Strips are worth their own kernel where tiles of four would begin a second wave.
-  using Narrow = NarrowForm<kResult>;
-  static const LaunchLimits narrow_limits =
-      LaunchLimits::of(grouped_narrow_kernel<Narrow>, Narrow::kThreads, Narrow::kSharedBytes, 1);
-  const int32_t active = args.experts < block_tokens ? args.experts : block_tokens;
-  if (block_tokens <= 8 && args.chunks <= Narrow::kChunksMax &&
-      active * (args.slots / kTileSlots) > narrow_limits.blocks) {
-    launch_blocks(grouped_narrow_kernel<Narrow>, stream, narrow_limits.blocks, Narrow::kThreads,
-                  Narrow::kSharedBytes, 1, args);
+  using FewRows = ExpertRowsForm<kResult, 8, true>;
+  if (block_tokens <= 8 && FewRows::takes(args.slots, args.chunks)) {
+    launch_few_rows<FewRows>(stream, 8, ExpertRowsArguments{args});
   } else if (block_tokens <= 80) {
     using Form = ProductForm<4, 80, kResult>;
     const auto kernel = grouped_product_kernel<Form>;

@@ -272,7 +272,8 @@ void share_compute(Stream stream, const ExpertShape& shape, const ExpertTiles& t
   const ShareParts to = share_parts(shape, parts, rows);
   const int64_t choices = rows * shape.top_k;
   // As many as an even share: the choice of a kernel changes no bit.
-  const int32_t tokens = expert_block_tokens(std::max<int64_t>(1, choices / ranks), shape.experts);
+  const int64_t even = choices <= 8 ? choices : std::max<int64_t>(9, choices / ranks);
+  const int32_t tokens = expert_block_tokens(even, shape.experts);
   work.plan.place = to.place;
   launch_kernel(local_choices_kernel, {blocks_of(choices, kThreads), kThreads}, stream,
                 from.experts, choices, first, work.local);

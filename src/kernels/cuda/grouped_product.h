@@ -38,6 +38,7 @@ struct ProductArguments {
   int64_t x_rows;
   const TokenBlock* blocks;  // or null: rows 0..`rows` of expert 0
   PlanTotals* totals;        // with blocks
+  bool planned_early;        // they are older than the launch before this one
   int32_t rows;
   int32_t experts;  // that blocks may name
   int32_t chunks;
@@ -51,7 +52,8 @@ struct ProductArguments {
 };
 
 // fp4 weights of many experts. Every form sums in the same order, so the choice changes no bit:
-// blocks of at most `block_tokens` rows, a value that expert_block_tokens returned.
+// blocks of at most `block_tokens` rows, a value that expert_block_tokens returned; 8 only where no
+// more rows than that are planned at all.
 void expert_product(Stream stream, ResultForm form, int32_t block_tokens,
                     const ProductArguments& args);
 // Rows of a block for so many choices of so many experts; the most where they are many.
