@@ -1,4 +1,4 @@
-// The routed experts' products of up to 8 rows, without a plan.
+// The routed experts' products of up to 8 rows without a plan, or of a plan with 8 rows in all.
 //
 // Floor: the weights' bytes. One row's six experts are 71 MB of gate and up and 35 of down: 15.4
 // and 7.7 us at 4.6 TB/s; a kernel that only reads takes 17.5 and 9.8, its launch included.
@@ -25,8 +25,14 @@
 //   now               34.7      56.6      77.6      96.9     134.8    160.2
 //   bytes             23.1      41.0      62.1      78.8     113.4    134.5
 //
-// Of one to three experts, which a step has not, most warps would have nothing to do: gate and up
-// take 14.8 and 18.2 us where grouped_narrow.cuh takes 9.2 and 16.7.
+// Products of 8 rows of a plan, alone; before, and in per cent of the bytes' floor:
+//
+//   experts    6             7             8
+//   gate, up   30.4 -> 23.2  30.4 -> 25.7 (70)  36.9 -> 28.2 (73)
+//   down       16.9 -> 12.2  20.5 -> 13.5 (67)  20.7 -> 14.6 (70)
+//
+// Of one to three experts most warps have nothing to do: gate and up take 15.5 to 18.2 us where it
+// was 9.2 to 16.7.
 //
 // What limits it: for 7 experts gate and up take 25.4 us. Loads alone, nothing unpacked, are 23.7
 // (16 items in the fullest block where 15.3 are the mean, and 2 us until the first codes are
@@ -39,6 +45,7 @@
 //   products and additions in f32, another sum. Not run.
 // - tables of a shift computed, two IMAD each, where all E4M3 are normal numbers: the same bits,
 //   29.7 us; the branch for all others keeps two chunks apart.
+// - lines of the next 4, 8, 12 or 16 chunks asked for into the L2: 29.1 to 32.9 us.
 // - codes kept in the L1: 2 us slower. 24 warps with 80 registers: they spill, 30.7 us.
 #pragma once
 

@@ -91,13 +91,6 @@ struct ManyRowsForm {
   static_assert(kStages >= 4);
 };
 
-// A value that the compiler keeps in a register: it would rather compute addresses again in every
-// chunk, each from the thread's number and a special register of 30 cycles.
-__device__ __forceinline__ uint32_t kept(uint32_t value) {
-  asm volatile("" : "+r"(value));
-  return value;
-}
-
 // Addresses in shared memory; of a thread's things, those in stage 0.
 template <class Form>
 struct ManyRowsView {

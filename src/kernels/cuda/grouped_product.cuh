@@ -37,6 +37,8 @@
 //   that says nothing here.
 // - few rows: the next chunk unpacked while this one's products run: 0 to 8 % slower. Two chunks at
 //   a time up to 32 tokens: nothing.
+// - tables computed, two IMAD each, where a warp's shifts leave normal numbers only, and looked up
+//   elsewhere: the same bits, 33.6 us for gate and up of 7 experts with 55 rows, as before.
 // - few rows, the shared expert's fp8 tiles in the same launch and all tiles shared out in even
 //   runs of chunks, where a block hands the sums of a tile that it begins to the next block, in
 //   order, so that bits stay: 94 us for all launches of a layer of 7 experts and 64 rows instead of
@@ -45,8 +47,12 @@
 // - few rows: down's weights asked for while an earlier launch runs (its plan is known), its tiles
 //   fetched into the L2 when gate and up end, theirs by the plan: nothing, and a plan 1 us longer.
 //
-// What limits it now, around 80 rows: a warp's own instructions, each of which waits four cycles
-// for the one before it, and hardly ever for a product.
+// - addresses kept in registers and tiles of 40, 48 and 56 tokens, too: gate and up of 55 rows of 7
+//   experts 33.6 -> 31.4 us, of 80 rows 38.9 -> 37.7. Down is 6 % slower with both (25.1 -> 27.2),
+//   so it has neither.
+//
+// What limits it now, around 80 rows: a warp's own instructions, 190 a chunk of 64 tokens, each of
+// which waits four cycles for the one before it, and hardly ever for a product.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -73,6 +79,8 @@ struct ProductForm {
   static constexpr int kThreads = kStrips * 128 + 128;  // the last warpgroup copies
   static constexpr int kConsumerRegisters = 112;
   static constexpr int kProducerRegisters = 32;
+  // Addresses in registers, and more sizes of a tile: down's stores leave too few registers.
+  static constexpr bool kKeeps = kResultIn == ResultForm::kSwiGlu;
   static constexpr int kStripBytes = kFp4Codes + kFp4Shifts;
   static constexpr int kCodesAt = kTokens * kChunk;
   static constexpr int kScalesAt = kCodesAt + kStrips * kStripBytes;
@@ -215,6 +223,7 @@ struct ConsumerView {
   __device__ __forceinline__ void promote(const RingPlace& place, int32_t first,
                                           float (&partial)[kTokens / 2],
                                           float (&sum)[kTokens / 2]) const {
+    wgmma_wait<0>();
     const uint8_t* stage = ring + place.bytes;
     const auto* scales =
         reinterpret_cast<const float2*>(stage + Form::kScalesAt) + first / 2 + (threadIdx.x & 3);
@@ -225,6 +234,77 @@ struct ConsumerView {
       sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale.y, sum[4 * j + 1]);
       sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x, sum[4 * j + 2]);
       sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y, sum[4 * j + 3]);
+    }
+  }
+};
+
+// A value that the compiler keeps in a register: it would rather compute addresses again in every
+// chunk, each from the thread's number and a special register of 30 cycles.
+__device__ __forceinline__ uint32_t kept(uint32_t value) {
+  asm volatile("" : "+r"(value));
+  return value;
+}
+
+// The same with addresses in registers: in shared memory, of a thread's things those in stage 0.
+template <class Form>
+struct KeptView {
+  uint32_t ring;  // warp-uniform, as are the barriers
+  uint32_t full;
+  uint32_t empty;
+  uint32_t table;  // 256-byte aligned
+  uint32_t codes;
+  uint32_t shifts;
+  uint32_t scales;  // of the thread's two tokens in every 8
+  int32_t strip;    // of this warpgroup
+
+  __device__ __forceinline__ void wait_full(const RingPlace& place) const {
+    barrier_wait(full + place.barrier, place.parity);
+  }
+  __device__ __forceinline__ void release(const RingPlace& place) const {
+    __syncwarp();
+    if ((threadIdx.x & 31) == 0) barrier_arrive(empty + place.barrier);
+  }
+  __device__ __forceinline__ void unpack(const RingPlace& place, OperandA& a) const {
+    const uint32_t shift = load_shared_word(shifts + place.bytes);  // its tables come first
+    unpack_fp4(
+        {load_shared_16(codes + place.bytes), load_shared_16(codes + place.bytes + 2048), shift},
+        table, a);
+  }
+  __device__ __forceinline__ uint64_t descriptor(const RingPlace& place) const {
+    return swizzled_descriptor(ring + place.bytes);
+  }
+  template <int kTokens>
+  __device__ __forceinline__ void multiply(uint64_t stage, const OperandA& a, int32_t first,
+                                           float (&partial)[kTokens / 2]) const {
+    wgmma_fence();
+#pragma unroll
+    for (int32_t j = 0; j < 4; ++j) {
+      const uint64_t b = advance_descriptor(stage, first * kChunk + 32 * j);
+      Wgmma<kTokens, true>::run(partial, a[j], b, j > 0);
+    }
+    wgmma_commit();
+  }
+  // Tokens first.. of the tile: sum += partial * scale of the token: the one order of the sum.
+  // Half of the scales are read before the products are there; all would cost registers.
+  template <int kTokens>
+  __device__ __forceinline__ void promote(const RingPlace& place, int32_t first,
+                                          float (&partial)[kTokens / 2],
+                                          float (&sum)[kTokens / 2]) const {
+    constexpr int32_t kPairs = kTokens / 8;
+    constexpr int32_t kBefore = (kPairs + 1) / 2;
+    const uint32_t at = scales + place.bytes + first * 4;
+    float2 scale[kPairs];
+#pragma unroll
+    for (int32_t j = 0; j < kBefore; ++j) scale[j] = load_shared_pair(at + j * 32);
+    wgmma_wait<0>();
+#pragma unroll
+    for (int32_t j = kBefore; j < kPairs; ++j) scale[j] = load_shared_pair(at + j * 32);
+#pragma unroll
+    for (int32_t j = 0; j < kPairs; ++j) {
+      sum[4 * j] = fmaf(partial[4 * j], scale[j].x, sum[4 * j]);
+      sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale[j].y, sum[4 * j + 1]);
+      sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale[j].x, sum[4 * j + 2]);
+      sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale[j].y, sum[4 * j + 3]);
     }
   }
 };
@@ -320,11 +400,10 @@ __device__ __forceinline__ void store_strip(const ProductArguments& args, const 
 }
 
 // The loop of few tokens: several warpgroups hide each other's latencies, and registers are few.
-template <class Form, int kTokens>
-__device__ __forceinline__ void consume_tile(const ProductArguments& args,
-                                             const ConsumerView<Form>& view, RingPlace& place,
-                                             const TokenBlock& block, int32_t strip_slot,
-                                             float2 row_scale) {
+template <class Form, int kTokens, class View>
+__device__ __forceinline__ void consume_tile(const ProductArguments& args, const View& view,
+                                             RingPlace& place, const TokenBlock& block,
+                                             int32_t strip_slot, float2 row_scale) {
   // Unpacked weights leave the registers for half of the products at a time.
   constexpr int kParts = kTokens > 64 ? 2 : 1;
   constexpr int kPart = kTokens / kParts;
@@ -340,7 +419,6 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args,
     for (int32_t part = 0; part < kParts; ++part) {
       float partial[kPart / 2];
       view.template multiply<kPart>(stage, a, part * kPart, partial);
-      wgmma_wait<0>();
       view.template promote<kPart>(place, part * kPart, partial, sum[part]);
     }
     view.release(place);
@@ -353,9 +431,9 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args,
 }
 
 // A tile of which this warpgroup has no strip.
-template <class Form>
-__device__ __forceinline__ void pass_tile(const ProductArguments& args,
-                                          const ConsumerView<Form>& view, RingPlace& place) {
+template <class Form, class View>
+__device__ __forceinline__ void pass_tile(const ProductArguments& args, const View& view,
+                                          RingPlace& place) {
   for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
     view.wait_full(place);
     view.release(place);
@@ -404,11 +482,10 @@ __device__ __forceinline__ void produce(const ProductArguments& args, bool copie
 }
 
 // The smallest compiled tile that holds the block's rows.
-template <class Form, int kTokens, int... kMore>
-__device__ __forceinline__ void consume_fitting(const ProductArguments& args,
-                                                const ConsumerView<Form>& view, RingPlace& place,
-                                                const TokenBlock& block, int32_t strip_slot,
-                                                float2 row_scale) {
+template <class Form, int kTokens, int... kMore, class View>
+__device__ __forceinline__ void consume_fitting(const ProductArguments& args, const View& view,
+                                                RingPlace& place, const TokenBlock& block,
+                                                int32_t strip_slot, float2 row_scale) {
   if (sizeof...(kMore) == 0 || block.rows <= kTokens) {
     consume_tile<Form, kTokens>(args, view, place, block, strip_slot, row_scale);
   } else if constexpr (sizeof...(kMore) > 0) {
@@ -447,18 +524,37 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
     __syncwarp();
   } else {
     registers_take<Form::kConsumerRegisters>();
-    const ConsumerView<Form> view{ring,
+    const auto view = [&] {
+      if constexpr (Form::kKeeps) {
+        const int32_t thread = threadIdx.x & 127;
+        const uint32_t base = warp_uniform(kept(shared_address(ring)));
+        const uint32_t mine = warp_uniform(warp / 4);
+        const uint32_t codes = base + Form::kCodesAt + mine * Form::kStripBytes;
+        return KeptView<Form>{
+            .ring = base,
+            .full = base + Form::kStages * Form::kStageBytes + 128,
+            .empty = base + Form::kStages * Form::kStageBytes + 128 + Form::kStages * 8,
+            .table = base + Form::kStages * Form::kStageBytes,
+            .codes = kept(codes + thread * 16),
+            .shifts = kept(codes + kFp4Codes + (thread >> 2) * 4),
+            .scales = kept(base + Form::kScalesAt + (thread & 3) * 8),
+            .strip = static_cast<int32_t>(mine),
+        };
+      } else {
+        return ConsumerView<Form>{ring,
                                   shared_address(table),
                                   shared_address(ring),
                                   full,
                                   empty,
                                   static_cast<int32_t>(warp_uniform(warp / 4))};
+      }
+    }();
     RingPlace place;
     for (int32_t round = 0;; ++round) {
       const TileShare share = share_at<Form>(round, tiles * blocks);
       if (share.count == 0) break;
       if (view.strip < share.first || view.strip >= share.first + share.count) {
-        pass_tile(args, view, place);
+        pass_tile<Form>(args, view, place);
         continue;
       }
       const TokenBlock block = block_at(args, share.item / tiles, Form::kTokens);
@@ -468,7 +564,12 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
                             strip_slot + (warp % 4) * 16 + (lane >> 2);
       const float2 row_scale = {__ldg(scales), __ldg(scales + 8)};
       static_assert(Form::kTokens == 80);
-      consume_fitting<Form, 8, 16, 32, 64, 80>(args, view, place, block, strip_slot, row_scale);
+      if constexpr (Form::kKeeps) {
+        consume_fitting<Form, 8, 16, 32, 40, 48, 56, 64, 80>(args, view, place, block, strip_slot,
+                                                             row_scale);
+      } else {
+        consume_fitting<Form, 8, 16, 32, 64, 80>(args, view, place, block, strip_slot, row_scale);
+      }
     }
   }
 }
