@@ -1,28 +1,38 @@
-// Sparse attention of few rows: eight CTAs, a cluster, share each row. Same bits as
+// Sparse attention of few rows: a cluster of sixteen CTAs or eight shares each row. Same bits as
 // attention_sm90.cu.
 //
-// Floor: eight SMs bring a row's 215 kB of keys and 128 kB of q and o in well under a microsecond;
-// what is left is latency, a chain of reads (row, count, selection, page, key) and two meetings,
-// and the products, about 1,150 cycles for 80 keys' scores and 1,300 for 64 channels of all values.
+// Floor: the SMs bring a row's 215 kB of keys and 128 kB of q and o in well under a microsecond;
+// what is left is latency, a chain of reads (row, count, selection, page, key) and two meetings.
 //
-// Design: for the scores each CTA takes an eighth of the keys, in groups of 16, and all channels;
-// for the values all keys and an eighth of the channels. So it decodes 1/8 + 7/64 of the row
-// instead of all of it, by all sixteen warps. Two things cross the cluster: the largest score of
-// every block of 64 keys (then each CTA finds for itself how the stabiliser moved from block to
-// block, exactly as the kernel of many rows moves it), and probabilities with their sums, 2.3 kB a
-// group, which the copy engine brings to the other seven. Sums over keys go block by block in
-// order, in each CTA for its own channels; they only stop where a stabiliser moves.
+// Design: for the scores each CTA takes an equal part of the keys, in groups of 16, and all
+// channels; for the values all keys and an eighth of the channels, of all heads or (sixteen CTAs)
+// of half of them. So it decodes a fraction of the row instead of all of it, by all sixteen warps.
+// Two things cross the cluster: the largest score of every block of 64 keys, which the copy engine
+// brings to the others, so that each CTA finds for itself how the stabiliser moved from block to
+// block, exactly as the kernel of many rows moves it; and probabilities with their sums, which go
+// to memory (the L2) and from there by one multicast to all who want them. Sums over keys go group
+// by group in order, in each CTA for its own channels; they only stop where a stabiliser moves.
+// They are channels x heads: the sums of a product do not depend on which operand is which. Where
+// the launch in front makes q and nothing else that is read here, keys are found, brought and
+// decoded while that launch is under way.
 //
-// Measured on one H200: 13.9 us for one row, 15.3 for 8, 16.0 for 15, where two CTAs a row take 20;
-// 8.0 with window keys alone. By clocks inside a launch of 24,000 cycles: 3,200 until the list of
-// keys is there, 3,900 to load and decode for the scores, 2,700 for these beside decoding values,
-// 2,200 for the largest, 4,300 to the last probability, 5,500 more for the sums, 1,800 to store.
-// The sums wait for probabilities: 80 kB for each CTA at about 15 bytes a cycle is what blocks of a
-// cluster send each other, so more CTAs a row would not help. Tried: the steps of finding
-// stabilisers as a walk with branches over the CTAs' parts (4,300 cycles instead of 1,300, 18.9 us
-// in all); rows beyond 12 in turns (59 us for 32; 29 for 16, of which 15 run at once). Next:
-// probabilities by way of L2.
+// Measured on one H200, one launch behind the other: 11.1 us for one row, 11.3 for 4, 13.1 for 8
+// (eight CTAs each from 8 on), 13.9 for 15; before, with eight CTAs that sent each other their
+// probabilities, 14.0, 14.1, 15.2 and 16.0. Between products of a layer's size, of which the one in
+// front makes q: 11.5 us for one row, 12.0 for 4, 13.5 for 8, before 14.8, 15.3 and 16.2. By clocks
+// inside a launch of one row that had to wait for q, in cycles from then: products begin 2,500 (the
+// last values are decoded at 3,700), scores 5,700, largest scores told 7,300 and known 8,300,
+// probabilities 9,600, in the L2 10,600, there 11,600, sums 12,800, stored 13,700. Before the wait:
+// 2,100 for row and count, 2,900 for the list, 2,800 to load and decode own keys.
+// Tried: probabilities from block to block of the cluster: they come at 15 bytes a cycle, 92 kB in
+// 5,100 to 7,500, 2,400 by way of the L2. Values summed by mma, which has the bits of wgmma (24
+// cycles a step alone; each warp then reads its operands for itself, 80 cycles). Waits and places
+// worked out between the steps of the sums: 100 cycles a step instead of 30. The steps of finding
+// stabilisers as a walk with branches over the CTAs' parts (4,300 cycles). Next: the scores, whose
+// 32 products take 90 cycles each while values are decoded beside them; largest scores by one copy.
 #include <cuda_runtime.h>
+
+#include <algorithm>
 
 #include "kernels/cuda/attention_heads.cuh"
 #include "kernels/cuda/attention_keys.cuh"
@@ -37,48 +47,89 @@ namespace {
 
 using namespace attention;  // NOLINT: another form of the same kernel
 
-constexpr int32_t kCluster = 8;
 constexpr int32_t kThreads = 4 * kGroup;
 constexpr int32_t kWarps = kThreads / 32;
 constexpr int32_t kGroupKeys = 16;
 constexpr int32_t kBlockGroups = kBlock / kGroupKeys;
 constexpr int32_t kGroupsMax = kSlots / kGroupKeys;
-constexpr int32_t kOwnMax = kGroupsMax / kCluster;  // groups of a CTA
-constexpr int32_t kOwnKeys = kOwnMax * kGroupKeys;
-
-// Shared memory. Own keys: eight tiles of 64 channels, 80 keys each, this CTA's value channels
-// last.
-constexpr uint32_t kOwnTileBytes = kOwnKeys * 128;
-constexpr uint32_t kOwnAt = kQAt + kHeads * kWidth * 2;
-constexpr uint32_t kValueBytes = kGroupKeys * 128;  // of a group: 64 channels
-constexpr uint32_t kValuesAt = kOwnAt + 8 * kOwnTileBytes;
-constexpr uint32_t kKeyListAt = kValuesAt + (kGroupsMax - kOwnMax) * kValueBytes;
 constexpr int32_t kBlocksMax = kGroupsMax / kBlockGroups;
-constexpr uint32_t kLargestAt = kKeyListAt + kSlots * 8;  // [block][head], ordered_bits
-constexpr uint32_t kArrivalsAt = kLargestAt + kBlocksMax * kHeads * 4;  // a barrier a CTA
-constexpr uint32_t kClusterBytes = kArrivalsAt + kCluster * 8 + 1024;
-// Where q and own keys were, after the first meeting: groups of probabilities and behind each its
-// sums by head; how the stabiliser moved, [block][thread] of two heads.
-constexpr uint32_t kGroupSumsAt = kHeads * kGroupKeys * 2;
-constexpr uint32_t kGroupBytes = kGroupSumsAt + kHeads * 4;
-constexpr uint32_t kSpreadAt = kQAt;
-constexpr uint32_t kMovesAt = kOwnAt + 3 * kOwnTileBytes;
-static_assert(kSpreadAt + kGroupsMax * kGroupBytes <= kMovesAt);
-static_assert(kBlocksMax * kGroup * 8 <= kOwnTileBytes);
-static_assert(kClusterBytes <= 227 * 1024);
+constexpr int32_t kChannels = 64;                   // of the values, a CTA
+constexpr int32_t kParts = kWidth / kChannels;      // of the channels
+constexpr uint32_t kValueBytes = kGroupKeys * 128;  // of a group: 64 channels
+// Warpgroups: the scores, the values' sums, the probabilities' sums, and one that only decodes.
+constexpr int32_t kSumThreads = kGroup;
+constexpr uint32_t kLargestBytes = 2 * kBlocksMax * kHeads * 4;
+
+// kCluster CTAs a row: eight parts of the values' channels, of all heads or of half of them.
+template <int32_t kClusterIn>
+struct Form {
+  static constexpr int32_t kCluster = kClusterIn;
+  static constexpr int32_t kHeadParts = kCluster / kParts;
+  static constexpr int32_t kHeadsEach = kHeads / kHeadParts;
+  static constexpr int32_t kOwnMax = (kGroupsMax + kCluster - 1) / kCluster;  // groups of a CTA
+  static constexpr int32_t kOwnKeys = kOwnMax * kGroupKeys;
+
+  // Shared memory. Own keys: seven tiles of 64 channels; the eighth, which are this CTA's channels
+  // of the values, among all keys' in the order of the row.
+  static constexpr uint32_t kOwnTileBytes = kOwnKeys * 128;
+  static constexpr uint32_t kOwnAt = kQAt + kHeads * kWidth * 2;
+  static constexpr uint32_t kValuesAt = kOwnAt + 7 * kOwnTileBytes;
+  static constexpr uint32_t kKeyListAt = kValuesAt + kGroupsMax * kValueBytes;
+  // Largest scores, [block][which of the CTAs that have keys of it][head].
+  static constexpr uint32_t kLargestAt = kKeyListAt + kSlots * 8;
+  static constexpr uint32_t kArrivedAt = kLargestAt + kLargestBytes;  // all probabilities
+  static constexpr uint32_t kQueriesAt = kArrivedAt + 8;              // one a tile of q
+  static constexpr uint32_t kToldAt = kQueriesAt + 8 * 8;  // all largest scores are there
+  static constexpr uint32_t kBytes = kToldAt + 8 + 1024;
+  static_assert(kBytes <= 227 * 1024);
+  // Where q and own keys were, after the first meeting: groups of probabilities of this CTA's heads
+  // and behind each its sums by head; the same of its own keys for all heads, on their way; how the
+  // stabilisers moved, [block][head].
+  static constexpr uint32_t kGroupSumsAt = kHeadsEach * kGroupKeys * 2;
+  static constexpr uint32_t kGroupBytes = kGroupSumsAt + kHeadsEach * 4;
+  static constexpr uint32_t kSpreadAt = kQAt;
+  static constexpr uint32_t kSendAt = kSpreadAt + kGroupsMax * kGroupBytes;
+  static constexpr uint32_t kTopsAt = kSendAt + kHeadParts * kOwnMax * kGroupBytes;
+  static constexpr uint32_t kRescalesAt = kTopsAt + kBlocksMax * kHeads * 4;
+  static constexpr uint32_t kMovedAt = kRescalesAt + kBlocksMax * kHeads * 4;
+  static constexpr uint32_t kUnitsAt = kMovedAt + 16;
+  static constexpr uint32_t kResultAt = kUnitsAt + kHeadsEach * 4;  // [head][64 channels]
+  static_assert(kResultAt + kHeadsEach * 128 <= kValuesAt);
+};
 
 // Which groups of 16 keys a CTA has.
+template <class F>
 struct Share {
   int32_t groups;  // of the row
   int32_t each;    // of a CTA, the last ones' less
 
   __device__ __forceinline__ explicit Share(const Geometry& g)
-      : groups(g.blocks * kBlockGroups), each((groups + kCluster - 1) / kCluster) {}
+      : groups(g.blocks * kBlockGroups), each((groups + F::kCluster - 1) / F::kCluster) {}
   __device__ __forceinline__ int32_t first(int32_t rank) const { return min(rank * each, groups); }
   __device__ __forceinline__ int32_t count(int32_t rank) const {
     return first(rank + 1) - first(rank);
   }
+  // Blocks of which a CTA has keys, at most two.
+  __device__ __forceinline__ int32_t blocks_of(int32_t rank) const {
+    const int32_t begin = first(rank);
+    const int32_t end = first(rank + 1);
+    return begin < end ? (end - 1) / kBlockGroups - begin / kBlockGroups + 1 : 0;
+  }
+  // CTAs that may have keys of a block: four where each has one group, else two.
+  __device__ __forceinline__ int32_t of_block() const { return each == 1 ? kBlockGroups : 2; }
+  // Where the CTA's largest scores of a block go.
+  __device__ __forceinline__ uint32_t largest_at(int32_t rank, int32_t block) const {
+    return (block * of_block() + rank - block * kBlockGroups / each) * (kHeads * 4);
+  }
 };
+
+// Where a tile of 64 channels of a CTA's own keys lies; its own channels are number `part`.
+template <class F>
+__device__ __forceinline__ uint32_t own_tile(uint32_t shared, int32_t tile, int32_t part,
+                                             int32_t first) {
+  return tile == part ? shared + F::kValuesAt + first * kValueBytes
+                      : shared + F::kOwnAt + ((tile - part - 1) & 7) * F::kOwnTileBytes;
+}
 
 // 16 bytes of codes that a thread decodes.
 struct Piece {
@@ -112,13 +163,13 @@ struct OwnPiece {
           __ldg(reinterpret_cast<const uint16_t*>(record + kWidth / 2 + granule * 8 + share * 2));
     }
   }
-  // Tiles are counted from the one behind the CTA's own.
-  __device__ __forceinline__ void decode(uint32_t shared, int32_t rank, const Piece& piece) const {
+  template <class F>
+  __device__ __forceinline__ void decode(uint32_t shared, int32_t part, int32_t first,
+                                         const Piece& piece) const {
     const int32_t lane = threadIdx.x & 31;
     const int32_t share = lane >> 3;
     const int32_t tile = window ? granule : granule * 2 + (share >> 1);
-    const uint32_t at =
-        shared + kOwnAt + ((tile - rank - 1) & 7) * kOwnTileBytes + (key + (lane & 7)) * 128;
+    const uint32_t at = own_tile<F>(shared, tile, part, first) + (key + (lane & 7)) * 128;
     if (window) {
       store_window(piece.codes, piece.scales, at, share * 2, lane & 7);
     } else {
@@ -130,36 +181,37 @@ struct OwnPiece {
 // A warp's work on the CTA's 64 channels of the others' keys: 16 keys of a selection, or 8 of a
 // window.
 struct ValuePiece {
-  int32_t group;  // of the others'
+  int32_t group;  // of the row
   int32_t half;
   bool window;
 
-  __device__ __forceinline__ ValuePiece(int32_t unit, int32_t window_groups) {
+  __device__ __forceinline__ ValuePiece(int32_t unit, int32_t window_groups, int32_t first,
+                                        int32_t own) {
     window = unit < window_groups * 2;
     group = window ? unit >> 1 : unit - window_groups;
     half = window ? unit & 1 : 0;
+    if (group >= first) group += own;
   }
-  __device__ __forceinline__ void load(uint32_t list, int32_t first, int32_t own, int32_t rank,
-                                       Piece& piece) const {
+  __device__ __forceinline__ void load(uint32_t list, int32_t part, Piece& piece) const {
     const int32_t lane = threadIdx.x & 31;
-    const int32_t in_row = group < first ? group : group + own;
-    const uint32_t at = list + in_row * (kGroupKeys * 8);
+    const uint32_t at = list + group * (kGroupKeys * 8);
     if (window) {
       const int32_t share = lane >> 3;
       const uint8_t* record = load_shared_pointer(at + (half * 8 + (lane & 7)) * 8);
-      piece.codes = load_read_only(record + rank * 64 + share * 16);
-      piece.scales = __ldg(record + kWidth + rank * 2 + (share >> 1));
+      piece.codes = load_read_only(record + part * 64 + share * 16);
+      piece.scales = __ldg(record + kWidth + part * 2 + (share >> 1));
     } else {
       const int32_t share = lane >> 4;
       const uint8_t* record = load_shared_pointer(at + (lane & 15) * 8);
-      piece.codes = load_read_only(record + rank * 32 + share * 16);
+      piece.codes = load_read_only(record + part * 32 + share * 16);
       piece.scales =
-          __ldg(reinterpret_cast<const uint16_t*>(record + kWidth / 2 + rank * 4 + share * 2));
+          __ldg(reinterpret_cast<const uint16_t*>(record + kWidth / 2 + part * 4 + share * 2));
     }
   }
-  __device__ __forceinline__ void decode(uint32_t shared, const Piece& piece) const {
+  // values: of the first group.
+  __device__ __forceinline__ void decode(uint32_t values, const Piece& piece) const {
     const int32_t lane = threadIdx.x & 31;
-    const uint32_t at = shared + kValuesAt + group * kValueBytes;
+    const uint32_t at = values + group * kValueBytes;
     if (window) {
       store_window(piece.codes, piece.scales, at + (half * 8 + (lane & 7)) * 128, (lane >> 3) * 2,
                    lane & 7);
@@ -169,66 +221,101 @@ struct ValuePiece {
   }
 };
 
-// q to shared memory; its last tile of channels may have to turn on the way.
-__device__ __forceinline__ void start_queries(const AttentionCall& call, int32_t row,
-                                              uint32_t shared) {
-  const auto head = static_cast<int32_t>(threadIdx.x >> 3);
-  const auto chunk = static_cast<int32_t>(threadIdx.x & 7);
-  const Bf16* q = call.q + row * call.q_stride + head * kWidth + chunk * 8;
-  const uint32_t to = shared + kQAt + head * 128 + ((chunk ^ head) & 7) * 16;
-  constexpr int32_t kTiles = kWidth / 64;
-  static_assert(kThreads == kHeads * 8);
+// q on its way to shared memory, by a warpgroup; a barrier tells that a tile of 64 channels is
+// there. The last may have to turn on the way: it is in registers until finish().
+struct Queries {
+  static constexpr int32_t kTiles = kWidth / 64;
+  static constexpr int32_t kEach = kGroup / 8;  // heads at a time
+  static constexpr uint32_t kLastAt = (kTiles - 1) * kTileBytes;
+  bool turns;
+  uint32_t to;
+  uint32_t barriers;
+  Turn turn = {};
+  uint4 last[kHeads / kEach];
+
+  __device__ __forceinline__ void start(const AttentionCall& call, int32_t row, uint32_t shared,
+                                        uint32_t barriers_at) {
+    const int32_t thread = threadIdx.x & (kGroup - 1);
+    const int32_t chunk = thread & 7;
+    const Bf16* q = call.q + row * call.q_stride + (thread >> 3) * kWidth + chunk * 8;
+    turns = call.turns != 0;
+    to = shared + kQAt + (thread >> 3) * 128 + ((chunk ^ (thread >> 3)) & 7) * 16;
+    barriers = barriers_at;
+    if (turns) {
 #pragma unroll
-  for (int32_t tile = 0; tile < kTiles; ++tile) {
-    if (tile + 1 < kTiles || call.turns == 0) copy_16(to + tile * kTileBytes, q + tile * 64);
+      for (int32_t i = 0; i < kHeads / kEach; ++i) {
+        last[i] = *reinterpret_cast<const uint4*>(q + i * kEach * kWidth + (kTiles - 1) * 64);
+      }
+      turn = turn_of((kTiles - 1) * 64 + chunk * 8, call.rotary, call.cos + row * call.angle_stride,
+                     call.sin + row * call.angle_stride);
+    }
+#pragma unroll 1
+    for (int32_t tile = 0; tile < kTiles - call.turns; ++tile) {
+#pragma unroll
+      for (int32_t i = 0; i < kHeads / kEach; ++i) {
+        copy_16(to + tile * kTileBytes + i * (kEach * 128), q + i * kEach * kWidth + tile * 64);
+      }
+      copy_arrive(barriers + tile * 8);
+    }
   }
-  if (call.turns == 0) return;
-  constexpr int32_t kLast = (kTiles - 1) * 64;
-  const Turn turn = turn_of(kLast + chunk * 8, call.rotary, call.cos + row * call.angle_stride,
-                            call.sin + row * call.angle_stride);
-  uint4 x = *reinterpret_cast<const uint4*>(q + kLast);
-  if (turn.turns) x = turn.forward(x);
-  store_shared(to + (kTiles - 1) * kTileBytes, x);
-}
+  __device__ __forceinline__ void finish() const {
+    if (!turns) return;
+#pragma unroll
+    for (int32_t i = 0; i < kHeads / kEach; ++i) {
+      store_shared(to + kLastAt + i * (kEach * 128), turn.turns ? turn.forward(last[i]) : last[i]);
+    }
+    barrier_arrive(barriers + (kTiles - 1) * 8);
+  }
+};
 
-// Unsigned numbers in the order of the floats they stand for.
-__device__ __forceinline__ uint32_t ordered_bits(float x) {
-  const uint32_t bits = __float_as_uint(x);
-  return bits ^ (static_cast<uint32_t>(static_cast<int32_t>(bits) >> 31) | 0x80000000U);
-}
-__device__ __forceinline__ float from_ordered_bits(uint32_t x) {
-  return __uint_as_float(x ^ (~static_cast<uint32_t>(static_cast<int32_t>(x) >> 31) | 0x80000000U));
-}
-
-// How the stabilisers of this thread's two heads move from block to block. visit(block,
-// stabilisers, what earlier sums are multiplied with); blocks that the row lacks do not move them.
-template <class Visit>
-__device__ __forceinline__ void walk_blocks(int32_t blocks, uint32_t shared, int32_t head,
-                                            const Visit& visit) {
-  float top[2] = {kMaxStart, kMaxStart};
+// How the stabiliser of a head moves from block to block, and what earlier sums are multiplied
+// with: by two warps, a head a thread.
+template <class F>
+__device__ __forceinline__ void walk_blocks(const Share<F>& share, uint32_t shared) {
+  const auto head = static_cast<int32_t>(threadIdx.x & (kHeads - 1));
+  const int32_t blocks = share.groups / kBlockGroups;
+  const uint32_t largest = shared + F::kLargestAt + head * 4;
+  float best[kBlocksMax];
+  if (share.each > 1) {
+#pragma unroll
+    for (int32_t block = 0; block < kBlocksMax; ++block) {
+      best[block] = fmaxf(load_shared_float(largest + 2 * block * (kHeads * 4)),
+                          load_shared_float(largest + (2 * block + 1) * (kHeads * 4)));
+    }
+  } else {
+#pragma unroll
+    for (int32_t block = 0; block < kBlocksMax; ++block) {
+      best[block] = -INFINITY;
+      if (block >= kBlocksMax / 2) continue;
+#pragma unroll
+      for (int32_t i = 0; i < kBlockGroups; ++i) {
+        best[block] = fmaxf(best[block],
+                            load_shared_float(largest + (kBlockGroups * block + i) * (kHeads * 4)));
+      }
+    }
+  }
+#pragma unroll
+  for (int32_t block = 0; block < kBlocksMax; ++block) best[block] *= kScoreScale;
+  float top = fmaxf(best[0], kMaxStart);
+  uint32_t moved = 0;
 #pragma unroll
   for (int32_t block = 0; block < kBlocksMax; ++block) {
-    float rescale[2];
-#pragma unroll
-    for (int32_t h = 0; h < 2; ++h) {
-      const uint32_t bits =
-          load_shared_word(shared + kLargestAt + (block * kHeads + head + 8 * h) * 4);
-      const float best = block < blocks ? from_ordered_bits(bits) * kScoreScale : -INFINITY;
-      const float before = top[h];
-      if (block == 0) {
-        top[h] = fmaxf(best, kMaxStart);
-      } else {
-        top[h] = best > before + 8.0F ? best : before;
-      }
-      rescale[h] = block == 0 ? 1.0F : power_of_two(before - top[h]);  // 1 if it stays
+    const float before = top;
+    if (block > 0 && block < blocks && best[block] > before + 8.0F) {
+      top = best[block];
+      moved |= 1U << block;
     }
-    visit(block, top, rescale);
+    store_shared(shared + F::kTopsAt + (block * kHeads + head) * 4, top);
+    store_shared(shared + F::kRescalesAt + (block * kHeads + head) * 4, power_of_two(before - top));
   }
+  moved = __reduce_or_sync(0xFFFFFFFFU, moved);
+  if ((head & 31) == 0) store_shared(shared + F::kMovedAt + head / 32 * 4, moved);
 }
 
 // Tells every CTA the largest of its scores, block by block.
-__device__ __forceinline__ void tell_largest(const Geometry& g, const Share& share, int32_t rank,
-                                             uint32_t shared, float (&s)[40]) {
+template <class F>
+__device__ __forceinline__ void tell_largest(const Geometry& g, const Share<F>& share, int32_t rank,
+                                             uint32_t shared, float (&s)[8 * F::kOwnMax]) {
   const int32_t thread = threadIdx.x & (kGroup - 1);
   const int32_t head = (thread >> 5) * 16 + ((thread & 31) >> 2);
   const int32_t column = (thread & 3) * 2;
@@ -238,7 +325,7 @@ __device__ __forceinline__ void tell_largest(const Geometry& g, const Share& sha
 #pragma unroll
   for (int32_t i = 0; i < 4; ++i) largest[i / 2][i % 2] = -INFINITY;
 #pragma unroll
-  for (int32_t j = 0; j < kOwnMax; ++j) {
+  for (int32_t j = 0; j < F::kOwnMax; ++j) {
     const int32_t block = (first + j) / kBlockGroups;
     const bool second = block != first / kBlockGroups;
     const int32_t keys = j < own ? g.keys_in(block) - (first + j) % kBlockGroups * kGroupKeys : 0;
@@ -256,185 +343,231 @@ __device__ __forceinline__ void tell_largest(const Geometry& g, const Share& sha
       largest[1][h] = fmaxf(largest[1][h], second ? best : -INFINITY);
     }
   }
-  if (own == 0) return;
 #pragma unroll
   for (int32_t i = 0; i < 4; ++i) largest[i / 2][i % 2] = quad_max(largest[i / 2][i % 2]);
-  const uint32_t to = shared + kLargestAt + (first / kBlockGroups * kHeads + head) * 4;
-  const bool two = (first + own - 1) / kBlockGroups != first / kBlockGroups;
-#pragma unroll
-  for (int32_t i = 0; i < 2; ++i) {  // a lane of a quad tells two CTAs
-    const uint32_t there = remote_address(to, (thread & 3) * 2 + i);
-    maximum_remote(there, ordered_bits(largest[0][0]));
-    maximum_remote(there + 8 * 4, ordered_bits(largest[0][1]));
-    if (two) {
-      maximum_remote(there + kHeads * 4, ordered_bits(largest[1][0]));
-      maximum_remote(there + kHeads * 4 + 8 * 4, ordered_bits(largest[1][1]));
-    }
+  const int32_t block = first / kBlockGroups;
+  const int32_t blocks = share.blocks_of(rank);
+  if ((thread & 3) < blocks) {
+    const uint32_t to =
+        shared + F::kLargestAt + share.largest_at(rank, block + (thread & 3)) + head * 4;
+    const bool second = (thread & 3) == 1;
+    store_shared(to, second ? largest[1][0] : largest[0][0]);
+    store_shared(to + 8 * 4, second ? largest[1][1] : largest[0][1]);
+  }
+  fence_async_proxy();
+  named_sync(2, kGroup);
+  const int32_t to = thread % F::kCluster;
+  const int32_t which = thread / F::kCluster;
+  if (to != rank && which < blocks) {
+    bulk_copy_remote(shared + F::kLargestAt + share.largest_at(rank, block + which), kHeads * 4,
+                     shared + F::kToldAt, to);
   }
 }
 
-// From the CTA's scores to probabilities in every CTA's memory, group by group.
-__device__ __forceinline__ void spread_probabilities(const Share& share, int32_t rank,
-                                                     uint32_t shared, float (&s)[40]) {
+// From the CTA's scores to probabilities in every CTA's memory.
+template <class F>
+__device__ __forceinline__ void spread_probabilities(const Share<F>& share, int32_t rank,
+                                                     uint32_t shared, uint8_t* room,
+                                                     float (&s)[8 * F::kOwnMax]) {
   const int32_t thread = threadIdx.x & (kGroup - 1);
   const int32_t head = (thread >> 5) * 16 + ((thread & 31) >> 2);
   const int32_t first = share.first(rank);
   const int32_t own = share.count(rank);
-  const int32_t first_block = first / kBlockGroups;
-  float tops[2][2] = {};  // [the first block, the second][head]
-  walk_blocks(share.groups / kBlockGroups, shared, head,
-              [&](int32_t block, const float(&top)[2], const float(&)[2]) {
+  const uint32_t send = shared + F::kSendAt + head / F::kHeadsEach * (F::kOwnMax * F::kGroupBytes);
+  const int32_t row = head % F::kHeadsEach;
 #pragma unroll
-                for (int32_t h = 0; h < 2; ++h) {
-                  if (block == first_block) tops[0][h] = top[h];
-                  if (block <= first_block + 1) tops[1][h] = top[h];
-                }
-              });
-  const uint32_t barrier = shared + kArrivalsAt + rank * 8;
-#pragma unroll
-  for (int32_t j = 0; j < kOwnMax; ++j) {
+  for (int32_t j = 0; j < F::kOwnMax; ++j) {
     if (j >= own) break;
-    const bool second = (first + j) / kBlockGroups != first_block;
+    const uint32_t tops = shared + F::kTopsAt + ((first + j) / kBlockGroups * kHeads + head) * 4;
     float* x = s + 8 * j;
-    const float upper = group_sum(
-        exponentiate(x[0], x[1], x[4], x[5], kScoreScale, second ? tops[1][0] : tops[0][0]));
-    const float lower = group_sum(
-        exponentiate(x[2], x[3], x[6], x[7], kScoreScale, second ? tops[1][1] : tops[0][1]));
-    // 8 keys of a head are 16 bytes, 64 heads of them side by side.
-    const uint32_t group = shared + kSpreadAt + (first + j) * kGroupBytes;
-    const uint32_t to = group + head * 16 + (thread & 3) * 4;
+    const float upper =
+        group_sum(exponentiate(x[0], x[1], x[4], x[5], kScoreScale, load_shared_float(tops)));
+    const float lower =
+        group_sum(exponentiate(x[2], x[3], x[6], x[7], kScoreScale, load_shared_float(tops + 32)));
+    // 8 keys of a head are 16 bytes, the heads of them side by side.
+    const uint32_t group = send + j * F::kGroupBytes;
+    const uint32_t to = group + row * 16 + (thread & 3) * 4;
     store_shared(to, pack_bf16(x[0], x[1]));
     store_shared(to + 8 * 16, pack_bf16(x[2], x[3]));
-    store_shared(to + kHeads * 16, pack_bf16(x[4], x[5]));
-    store_shared(to + kHeads * 16 + 8 * 16, pack_bf16(x[6], x[7]));
+    store_shared(to + F::kHeadsEach * 16, pack_bf16(x[4], x[5]));
+    store_shared(to + F::kHeadsEach * 16 + 8 * 16, pack_bf16(x[6], x[7]));
     if ((thread & 3) == 0) {
-      store_shared(group + kGroupSumsAt + head * 4, upper);
-      store_shared(group + kGroupSumsAt + head * 4 + 32, lower);
+      store_shared(group + F::kGroupSumsAt + row * 4, upper);
+      store_shared(group + F::kGroupSumsAt + row * 4 + 32, lower);
     }
-    fence_async_proxy();
-    named_sync(2, kGroup);
-    if (thread < kCluster && thread != rank) bulk_copy_remote(group, kGroupBytes, barrier, thread);
   }
-  if (thread == 0) barrier_arrive(barrier);
+  fence_async_proxy();
+  named_sync(2, kGroup);
+  if (thread >= F::kHeadParts || own == 0) return;
+  // By way of the L2, one part of the heads a thread: what blocks of a cluster send each other
+  // comes at 15 bytes a cycle.
+  const uint32_t bytes = static_cast<uint32_t>(own) * F::kGroupBytes;
+  const uint32_t from = shared + F::kSendAt + thread * (F::kOwnMax * F::kGroupBytes);
+  uint8_t* there = room + (thread * kGroupsMax + first) * F::kGroupBytes;
+  bulk_store(there, from, bytes);
+  bulk_store_wait();
+  constexpr uint32_t kEveryone = (1U << F::kCluster) - 1;
+  constexpr uint32_t kMask = F::kHeadParts == 1 ? kEveryone : kEveryone / 3;  // every other
+  bulk_load_multicast(shared + F::kSpreadAt + first * F::kGroupBytes, there, bytes,
+                      shared + F::kArrivedAt, static_cast<uint16_t>(kMask << thread));
 }
 
-// This CTA's 64 channels of the row's sums over keys, block after block.
-__device__ __forceinline__ void sum_row(const AttentionCall& call, const Share& share, int32_t row,
-                                        int32_t rank, uint32_t shared) {
+// Sums of the heads' probabilities, and what their values are multiplied with in the end: four
+// threads a head, of which each adds up one group of every block.
+template <class F>
+__device__ __forceinline__ void sum_probabilities(const AttentionCall& call, const Share<F>& share,
+                                                  int32_t part, uint32_t shared) {
+  constexpr int32_t kEach = F::kHeadsEach * kBlockGroups / kSumThreads;  // heads of a thread
+  const int32_t thread = threadIdx.x & (kGroup - 1);
+  const int32_t head = thread / kBlockGroups;
+  const int32_t in_row = part * F::kHeadsEach + head;
+  const int32_t blocks = share.groups / kBlockGroups;
+  constexpr int32_t kStep = kSumThreads / kBlockGroups;
+  float sinks[kEach];
+#pragma unroll
+  for (int32_t i = 0; i < kEach; ++i) sinks[i] = __ldg(call.sink + in_row + i * kStep);
+  named_sync(3, kThreads);
+  barrier_wait(shared + F::kArrivedAt, 0);
+  float sums[kEach] = {};
+#pragma unroll 1
+  for (int32_t block = 0; block < blocks; ++block) {
+    const uint32_t rescale = shared + F::kRescalesAt + (block * kHeads + in_row) * 4;
+    const uint32_t group = shared + F::kSpreadAt +
+                           (block * kBlockGroups + (thread & 3)) * F::kGroupBytes +
+                           F::kGroupSumsAt + head * 4;
+#pragma unroll
+    for (int32_t i = 0; i < kEach; ++i) {
+      sums[i] *= load_shared_float(rescale + i * kStep * 4);
+      sums[i] += load_shared_float(group + i * kStep * 4);
+    }
+  }
+#pragma unroll
+  for (int32_t i = 0; i < kEach; ++i) {
+    float unit = 0.0F;
+    if (blocks > 0) {
+      const float top =
+          load_shared_float(shared + F::kTopsAt + ((blocks - 1) * kHeads + in_row + i * kStep) * 4);
+      unit = unit_of(quad_sum(sums[i]), sink_of(top, sinks[i]));
+    }
+    if ((thread & 3) == 0) store_shared(shared + F::kUnitsAt + (head + i * kStep) * 4, unit);
+  }
+  named_arrive(4, kGroup + kSumThreads);
+}
+
+// This CTA's channels of its heads' sums over keys, block after block: channels x heads.
+template <class F>
+__device__ __forceinline__ void sum_values(const AttentionCall& call, const Share<F>& share,
+                                           int32_t row, int32_t rank, uint32_t shared) {
   const int32_t thread = threadIdx.x & (kGroup - 1);
   const int32_t lane = thread & 31;
-  const int32_t head = (thread >> 5) * 16 + (lane >> 2);
-  const int32_t first = share.first(rank);
-  const int32_t own = share.count(rank);
+  const int32_t warp = thread >> 5;
+  const int32_t part = rank / F::kHeadParts;  // of the channels
+  const int32_t first_head = rank % F::kHeadParts * F::kHeadsEach;
   const int32_t blocks = share.groups / kBlockGroups;
-  // Before the probabilities come.
-  const float sink[2] = {__ldg(call.sink + head), __ldg(call.sink + head + 8)};
-  const uint32_t moves = shared + kMovesAt + thread * 8;
-  float tops[2];
-  uint32_t moved = 0;  // blocks
-  walk_blocks(blocks, shared, head,
-              [&](int32_t block, const float(&top)[2], const float(&rescale)[2]) {
-                store_shared(moves + block * (kGroup * 8),
-                             make_uint2(__float_as_uint(rescale[0]), __float_as_uint(rescale[1])));
-                if (rescale[0] != 1.0F || rescale[1] != 1.0F) moved |= 1U << block;
-                tops[0] = top[0];
-                tops[1] = top[1];
-              });
-  moved = __reduce_or_sync(0xFFFFFFFFU, moved);
-  const float sinks[2] = {sink_of(tops[0], sink[0]), sink_of(tops[1], sink[1])};
-
-  float o[32];
-  float sums[2] = {0.0F, 0.0F};
+  const Turn turn = turn_of(part * kChannels + (thread & 7) * 8, call.rotary,
+                            call.cos + row * call.angle_stride, call.sin + row * call.angle_stride);
+  constexpr int32_t kEights = F::kHeadsEach / 8;
+  float o[4 * kEights];
 #pragma unroll
-  for (int32_t i = 0; i < 32; ++i) o[i] = 0.0F;
-  int32_t from = -1;  // the last CTA whose probabilities are here
+  for (int32_t i = 0; i < 4 * kEights; ++i) o[i] = 0.0F;
+  uint64_t values = tiles_descriptor(shared + F::kValuesAt, kTileBytes);
+  uint64_t spread = groups_descriptor(shared + F::kSpreadAt, F::kHeadsEach * 16);
+  const uint32_t rescales = shared + F::kRescalesAt + (first_head + (lane & 3) * 2) * 4;
+  named_sync(3, kThreads);
+  uint32_t moved = load_shared_word(shared + F::kMovedAt + first_head / 32 * 4);
+  if (F::kHeadParts == 1) moved |= load_shared_word(shared + F::kMovedAt + 4);
+  barrier_wait(shared + F::kArrivedAt, 0);
   int32_t block = 0;
 #pragma unroll 1
   while (block < blocks) {
-    const float2 rescale = load_shared_pair(moves + block * (kGroup * 8));
+    if (block > 0) {
 #pragma unroll
-    for (int32_t i = 0; i < 8; ++i) {
-      o[4 * i] *= rescale.x;
-      o[4 * i + 1] *= rescale.x;
-      o[4 * i + 2] *= rescale.y;
-      o[4 * i + 3] *= rescale.y;
+      for (int32_t i = 0; i < kEights; ++i) {
+        const float2 rescale = load_shared_pair(rescales + (block * kHeads + i * 8) * 4);
+        o[4 * i] *= rescale.x;
+        o[4 * i + 1] *= rescale.y;
+        o[4 * i + 2] *= rescale.x;
+        o[4 * i + 3] *= rescale.y;
+      }
     }
-    sums[0] *= rescale.x;
-    sums[1] *= rescale.y;
     hold_registers(o);
     // To the next block where a stabiliser moves.
 #pragma unroll 1
     do {
-      while (from < kCluster - 1 && share.first(from + 1) < (block + 1) * kBlockGroups) {
-        ++from;
-        if (share.count(from) > 0) barrier_wait(shared + kArrivalsAt + from * 8, 0);
-      }
       wgmma_fence();
-      const uint32_t spread = shared + kSpreadAt + block * (kBlockGroups * kGroupBytes);
 #pragma unroll
       for (int32_t k = 0; k < kBlockGroups; ++k) {
-        const int32_t group = block * kBlockGroups + k;
-        const int32_t at = group - first;
-        const uint32_t values =
-            at >= 0 && at < own ? shared + kOwnAt + 7 * kOwnTileBytes + at * kValueBytes
-                                : shared + kValuesAt + (at < 0 ? group : group - own) * kValueBytes;
-        product_64x64x16_keys(o, groups_descriptor(spread + k * kGroupBytes),
-                              tiles_descriptor(values, kTileBytes), group != 0);
+        product_keys_16(o, values + k * (kValueBytes / 16), spread + k * (F::kGroupBytes / 16),
+                        block != 0 || k != 0);
       }
+      values += kBlockGroups * (kValueBytes / 16);
+      spread += kBlockGroups * (F::kGroupBytes / 16);
       wgmma_commit();
-      const uint32_t at = spread + (lane & 3) * kGroupBytes + kGroupSumsAt + head * 4;
-      sums[0] += load_shared_float(at);
-      sums[1] += load_shared_float(at + 32);
       ++block;
     } while (block < blocks && (moved >> block & 1) == 0);
     wgmma_wait<0>();
     hold_registers(o);
   }
-  cluster_arrive();  // all that comes is here
-  float units[2] = {0.0F, 0.0F};
-  if (blocks > 0) {
-    units[0] = unit_of(quad_sum(sums[0]), sinks[0]);
-    units[1] = unit_of(quad_sum(sums[1]), sinks[1]);
-  }
-  Bf16* to = call.o + row * call.o_stride + head * kWidth + rank * 64 + (lane & 3) * 8;
-  const float* cos = call.cos + row * call.angle_stride;
-  const float* sin = call.sin + row * call.angle_stride;
+  cluster_arrive_relaxed();  // all that comes is here
+  named_sync(4, kGroup + kSumThreads);
+  // Channels are side by side in the result, heads in the sums.
+  const uint32_t result = shared + F::kResultAt;
 #pragma unroll
-  for (int32_t i = 0; i < 2; ++i) {  // 32 channels each
-    uint32_t a[4], b[4];
+  for (int32_t i = 0; i < kEights; i += 2) {
+    uint32_t x[4];
 #pragma unroll
-    for (int32_t q = 0; q < 4; ++q) {
-      const int32_t at = (i * 4 + q) * 4;
-      a[q] = pack_bf16(o[at] * units[0], o[at + 1] * units[0]);
-      b[q] = pack_bf16(o[at + 2] * units[1], o[at + 3] * units[1]);
+    for (int32_t k = 0; k < 2; ++k) {
+      const float2 unit =
+          load_shared_pair(shared + F::kUnitsAt + ((i + k) * 8 + (lane & 3) * 2) * 4);
+      const float* sums = o + 4 * (i + k);
+      x[2 * k] = pack_bf16(sums[0] * unit.x, sums[1] * unit.y);
+      x[2 * k + 1] = pack_bf16(sums[2] * unit.x, sums[3] * unit.y);
     }
-    const Turn turn = turn_of(rank * 64 + i * 32 + (lane & 3) * 8, call.rotary, cos, sin);
-    store_channels(a, to + i * 32, turn);
-    store_channels(b, to + 8 * kWidth + i * 32, turn);
+    const int32_t head = (i + (lane >> 4)) * 8 + (lane & 7);
+    const int32_t piece = warp * 2 + (lane >> 3 & 1);
+    store_matrices_turned(result + head * 128 + (piece ^ (head & 7)) * 16, x[0], x[1], x[2], x[3]);
+  }
+  named_sync(5, kGroup);
+  Bf16* to =
+      call.o + row * call.o_stride + first_head * kWidth + part * kChannels + (thread & 7) * 8;
+#pragma unroll
+  for (int32_t i = 0; i < F::kHeadsEach / 16; ++i) {
+    const int32_t head = i * 16 + (thread >> 3);
+    uint4 x = load_shared_16(result + head * 128 + ((thread ^ head) & 7) * 16);
+    if (turn.turns) x = turn.back(x);
+    *reinterpret_cast<uint4*>(to + head * kWidth) = x;
   }
 }
 
+template <class F>
 __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const AttentionCall call) {
   extern __shared__ uint8_t shared_bytes[];
   const uint32_t shared = (shared_address(shared_bytes) + 1023U) & ~1023U;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   const int32_t warp = thread >> 5;
   const auto rank = static_cast<int32_t>(cluster_rank());
-  const int32_t row = blockIdx.x / kCluster;
-  if (thread < kCluster) barrier_init(shared + kArrivalsAt + thread * 8, 1);
-  for (int32_t i = thread; i < kBlocksMax * kHeads; i += kThreads) {
-    store_shared(shared + kLargestAt + i * 4, uint32_t{0});  // below all
+  const int32_t part = rank / F::kHeadParts;  // of the channels
+  const int32_t row = blockIdx.x / F::kCluster;
+  if (thread < kWidth / 64) barrier_init(shared + F::kQueriesAt + thread * 8, kGroup);
+  if (thread == 0) {
+    barrier_init(shared + F::kArrivedAt, 1);
+    barrier_init(shared + F::kToldAt, F::kCluster);
   }
+  for (uint32_t i = thread * 4; i < kLargestBytes; i += kThreads * 4) {
+    store_shared(shared + F::kLargestAt + i, -INFINITY);
+  }
+  fence_async_proxy();
   barrier_init_fence();
   cluster_arrive();  // this CTA has begun
-  await_earlier();
+  // Where the kernel in front makes q alone, all of the keys is work for the time that it takes.
+  const bool early = call.keys_early != 0;
+  if (!early) await_earlier();
   const AttentionRow* descriptor = call.rows + row;
-  start_queries(call, row, shared);
   const Geometry g = geometry_of(descriptor);
-  const Share share(g);
+  const Share<F> share(g);
   const int32_t first = share.first(rank);
   const int32_t own = share.count(rank);
-  const uint32_t list = shared + kKeyListAt;
+  const uint32_t list = shared + F::kKeyListAt;
   {
     ListBuilder<kThreads> builder;
     builder.load_entries(descriptor);
@@ -443,10 +576,13 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
     builder.write_selected(descriptor, g, list);
   }
   __syncthreads();
-  // What others send; in each CTA one thread knows how much.
-  if (thread < kCluster && thread != rank) {
-    const auto groups = static_cast<uint32_t>(share.count(thread));
-    barrier_expect(shared + kArrivalsAt + thread * 8, groups * kGroupBytes);
+  // What comes.
+  if (thread == 0) {
+    barrier_expect(shared + F::kArrivedAt, static_cast<uint32_t>(share.groups) * F::kGroupBytes);
+  }
+  if (thread < F::kCluster && thread != rank) {
+    barrier_expect(shared + F::kToldAt,
+                   static_cast<uint32_t>(share.blocks_of(thread)) * (kHeads * 4));
   }
   const int32_t window_groups = g.window_blocks * kBlockGroups;
   const int32_t own_window = max(0, min(window_groups - first, own));
@@ -454,10 +590,11 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
   const int32_t other_window = window_groups - own_window;
   const int32_t value_units = other_window * 2 + (share.groups - own - other_window);
   const int32_t own_eights[2] = {own_window * 2, (own - own_window) * 2};
-  constexpr int32_t kOwnPieces = kOwnMax * 16 / kWarps;
+  constexpr int32_t kOwnPieces = F::kOwnMax * 16 / kWarps;
   constexpr int32_t kValueWarps = kWarps - 4;  // all but those of the scores
   constexpr int32_t kValuePieces = 4;
   static_assert(kValuePieces * kValueWarps >= kAttentionWindowMax / 8 + kAttentionSelectedMax / 16);
+  Queries queries;
   Piece keys[kOwnPieces];
   Piece values[kValuePieces];
 #pragma unroll
@@ -465,7 +602,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
     const int32_t unit = warp + i * kWarps;
     if (unit < own_units) {
       OwnPiece piece(unit, own_eights[0], own_eights[1]);
-      if (i * kWarps >= kOwnMax * 8) piece.window = true;
+      if (i * kWarps >= F::kOwnMax * 8) piece.window = true;
       piece.load(list + first * (kGroupKeys * 8), keys[i]);
     }
   }
@@ -474,89 +611,131 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
     for (int32_t i = 0; i < kValuePieces; ++i) {
       const int32_t unit = warp - 4 + i * kValueWarps;
       if (unit < value_units) {
-        ValuePiece(unit, other_window).load(list, first, own, rank, values[i]);
+        ValuePiece(unit, other_window, first, own).load(list, part, values[i]);
       }
     }
+  } else if (!early && own > 0) {
+    queries.start(call, row, shared, shared + F::kQueriesAt);
   }
 #pragma unroll
   for (int32_t i = 0; i < kOwnPieces; ++i) {
     const int32_t unit = warp + i * kWarps;
     if (unit < own_units) {
       OwnPiece piece(unit, own_eights[0], own_eights[1]);
-      if (i * kWarps >= kOwnMax * 8) piece.window = true;
-      piece.decode(shared, rank, keys[i]);
+      if (i * kWarps >= F::kOwnMax * 8) piece.window = true;
+      piece.template decode<F>(shared, part, first, keys[i]);
     }
   }
-  copy_wait();
   fence_async_proxy();
   if (warp < 4) {
-    named_sync(1, kThreads);
-    float s[40];
-    const uint64_t q_operand = swizzled_descriptor(shared + kQAt);
-    wgmma_fence();
-#pragma unroll
-    for (int32_t k = 0; k < kWidth / 16; ++k) {
-      const uint32_t tile = shared + kOwnAt + ((k / 4 - rank - 1) & 7) * kOwnTileBytes;
-      product_64x80x16(s, q_operand + (((k / 4) * kTileBytes + (k % 4) * 32) >> 4),
-                       swizzled_descriptor(tile + (k % 4) * 32), k != 0);
+    if (early) {
+      await_earlier();
+      if (own > 0) queries.start(call, row, shared, shared + F::kQueriesAt);
     }
-    wgmma_commit();
     cluster_wait();  // all CTAs have begun
-    wgmma_wait<0>();
-    hold_registers(s);
-    tell_largest(g, share, rank, shared, s);
-    cluster_arrive();
-    cluster_wait();  // all largest scores are known, and no CTA needs its q and keys again
-    spread_probabilities(share, rank, shared, s);
-    cluster_arrive();
+    named_sync(1, kThreads);
+    float s[8 * F::kOwnMax];
+    // A CTA without keys leaves the place of q to what comes: no one waits for its scores.
+    if (own > 0) {
+      hold_registers(s);
+#pragma unroll 1
+      for (int32_t tile = 0; tile < Queries::kTiles; ++tile) {
+        if (tile == Queries::kTiles - 1) queries.finish();
+        barrier_wait(shared + F::kQueriesAt + tile * 8, 0);
+        fence_async_proxy();
+        wgmma_fence();
+        const uint64_t q_operand = swizzled_descriptor(shared + kQAt + tile * kTileBytes);
+        const uint64_t k_operand = swizzled_descriptor(own_tile<F>(shared, tile, part, first));
+#pragma unroll
+        for (int32_t k = 0; k < 4; ++k) {
+          product_scores_16(s, q_operand + k * 2, k_operand + k * 2, tile != 0 || k != 0);
+        }
+        wgmma_commit();
+      }
+      wgmma_wait<0>();
+      hold_registers(s);
+      tell_largest<F>(g, share, rank, shared, s);
+    }
+    if (thread == 0) barrier_arrive(shared + F::kToldAt);
+    named_sync(3, kThreads);
+    spread_probabilities<F>(share, rank, shared, call.room + row * kAttentionRoomBytes, s);
+    __syncwarp();
+    cluster_arrive_relaxed();
   } else {
     named_arrive(1, kThreads);
 #pragma unroll
     for (int32_t i = 0; i < kValuePieces; ++i) {
       const int32_t unit = warp - 4 + i * kValueWarps;
-      if (unit < value_units) ValuePiece(unit, other_window).decode(shared, values[i]);
+      if (unit < value_units) {
+        ValuePiece(unit, other_window, first, own).decode(shared + F::kValuesAt, values[i]);
+      }
     }
     fence_async_proxy();
-    cluster_wait();
-    cluster_arrive();
+    if (early) await_earlier();
     cluster_wait();
     if (warp < 8) {
-      sum_row(call, share, row, rank, shared);
+      sum_values<F>(call, share, row, rank, shared);
+    } else if (warp < 12) {
+      if (warp < 8 + kHeads / 32) {
+        // All largest scores are known, and no CTA needs its q and keys again.
+        barrier_wait(shared + F::kToldAt, 0);
+        walk_blocks<F>(share, shared);
+      }
+      sum_probabilities<F>(call, share, rank % F::kHeadParts, shared);
+      __syncwarp();
+      cluster_arrive_relaxed();
     } else {
-      cluster_arrive();
+      named_arrive(3, kThreads);
+      cluster_arrive_relaxed();
     }
   }
   cluster_wait();  // what this CTA sends has been read
 }
 
+// As many rows as run at once.
+template <class F>
+int32_t rows_at_once() {
+  cudaFuncSetAttribute(attention_cluster_kernel<F>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                       static_cast<int>(F::kBytes));
+  if (F::kCluster > 8) {
+    cudaFuncSetAttribute(attention_cluster_kernel<F>,
+                         cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
+  }
+  cudaLaunchAttribute cluster = {};
+  cluster.id = cudaLaunchAttributeClusterDimension;
+  cluster.val.clusterDim.x = F::kCluster;
+  cluster.val.clusterDim.y = 1;
+  cluster.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config = {};
+  config.gridDim = dim3(F::kCluster);
+  config.blockDim = dim3(kThreads);
+  config.dynamicSmemBytes = F::kBytes;
+  config.attrs = &cluster;
+  config.numAttrs = 1;
+  int clusters = 0;
+  const cudaError_t error =
+      cudaOccupancyMaxActiveClusters(&clusters, attention_cluster_kernel<F>, &config);
+  if (error != cudaSuccess) cudaGetLastError();
+  return error == cudaSuccess ? clusters : 0;
+}
+
+template <class F>
+void launch(const AttentionCall& call, Stream stream) {
+  launch_kernel(attention_cluster_kernel<F>,
+                {call.row_count * F::kCluster, kThreads, F::kBytes, F::kCluster}, stream, call);
+}
+
 }  // namespace
 
 int32_t attention_cluster_rows() {
-  static const int32_t rows = [] {
-    cudaFuncSetAttribute(attention_cluster_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                         static_cast<int>(kClusterBytes));
-    cudaLaunchAttribute cluster = {};
-    cluster.id = cudaLaunchAttributeClusterDimension;
-    cluster.val.clusterDim.x = kCluster;
-    cluster.val.clusterDim.y = 1;
-    cluster.val.clusterDim.z = 1;
-    cudaLaunchConfig_t config = {};
-    config.gridDim = dim3(kCluster);
-    config.blockDim = dim3(kThreads);
-    config.dynamicSmemBytes = kClusterBytes;
-    config.attrs = &cluster;
-    config.numAttrs = 1;
-    int clusters = 0;
-    const cudaError_t error =
-        cudaOccupancyMaxActiveClusters(&clusters, attention_cluster_kernel, &config);
-    return error == cudaSuccess ? clusters : 0;
-  }();
+  static const int32_t rows = std::min(rows_at_once<Form<8>>(), kAttentionRoomRows);
   return rows;
 }
 
 void attention_cluster(const AttentionCall& call, Stream stream) {
-  launch_kernel(attention_cluster_kernel,
-                {call.row_count * kCluster, kThreads, kClusterBytes, kCluster}, stream, call);
+  static const int32_t rows = rows_at_once<Form<16>>();
+  if (call.row_count <= rows) return launch<Form<16>>(call, stream);
+  launch<Form<8>>(call, stream);
 }
 
 }  // namespace galley::kernels::cuda

@@ -167,6 +167,10 @@ struct Turn {
     return {forward(x.x, cos.x, sin.x), forward(x.y, cos.y, sin.y), forward(x.z, cos.z, sin.z),
             forward(x.w, cos.w, sin.w)};
   }
+  __device__ __forceinline__ uint4 back(const uint4& x) const {
+    return {turned(x.x, cos.x, sin.x), turned(x.y, cos.y, sin.y), turned(x.z, cos.z, sin.z),
+            turned(x.w, cos.w, sin.w)};
+  }
 };
 
 // What turns channels channel .. channel + 7 of a head.

@@ -10,16 +10,16 @@
 // other's shared memory. The second takes the softmax and sends the block's probabilities back as
 // one bulk copy, with what earlier sums are multiplied with (9 kB). Two warpgroups take turns at
 // the blocks' scores and hand stabilisers and sums to each other, thread by thread; one adds up the
-// values; two decode, while the row's selection is looked up.
+// values, and before there are any looks up where the selected keys lie; two decode.
 //
-// Measured on one H200: 19.6 us for 16 rows, 21.1 for 64, where two CTAs that both decode and score
-// all keys took 26; 9.9 with window keys alone. By clocks inside a launch of 36,000 cycles, when
+// Measured on one H200: 18.7 us for 16 rows, 20.0 for 64, where two CTAs that both decode and score
+// all keys took 26; 9.3 with window keys alone. By clocks inside a launch of 36,000 cycles, when
 // both CTAs had three places of keys (22.0 us at 64 rows): 4,400 until the window's keys are there,
 // 2,400 to store after the last sum. Between them a block took 2,230: its way from decoded keys by
 // scores (800), the other CTA (1,000, then 1,900 for the other channels and the softmax), back
 // (1,000) and values (1,000) takes 6,700 until its place is free again. Hence a fourth place in the
-// first CTA, which keeps no scores; the lists' last step comes behind the window, because pages of
-// a cold table take 2,500. One warpgroup for the scores took 24.9.
+// first CTA, which keeps no scores. The decoding warps looked up the selection themselves before,
+// between keys of the window, and waited for it: 20.9. One warpgroup for the scores took 24.9.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/attention_heads.cuh"
@@ -67,7 +67,7 @@ constexpr uint32_t kWarpPartBytes = kUnitListAt + kWarpSelected * 8;
 constexpr uint32_t kHandedTopsAt = kWarpsAt + kProducers / 32 * kWarpPartBytes;
 constexpr uint32_t kHandedSumsAt = kHandedTopsAt + 2 * kGroup * 8;
 constexpr uint32_t kBarsAt = kHandedSumsAt + 2 * kGroup * 8;
-constexpr uint32_t kPairBytes = kBarsAt + 160 + 1024;
+constexpr uint32_t kPairBytes = kBarsAt + 168 + 1024;
 static_assert(kPairBytes <= 227 * 1024);
 
 struct Shared {
@@ -91,6 +91,10 @@ struct Shared {
   __device__ __forceinline__ uint32_t scores_empty(int32_t i) const {
     return base + kBarsAt + (2 * kPlacesMax + 6 + i) * 8;
   }
+  // Where the row's selection lies is known.
+  __device__ __forceinline__ uint32_t list_full() const {
+    return base + kBarsAt + (2 * kPlacesMax + 12) * 8;
+  }
   // What the warpgroup i needs from the other is there.
   __device__ __forceinline__ uint32_t tops_full(int32_t i) const {
     return base + kBarsAt + (2 * kPlacesMax + 8 + i) * 8;
@@ -99,7 +103,7 @@ struct Shared {
     return base + kBarsAt + (2 * kPlacesMax + 10 + i) * 8;
   }
 };
-static_assert((2 * kPlacesMax + 12) * 8 <= 160);
+static_assert((2 * kPlacesMax + 13) * 8 <= 168);
 
 // A place in a ring and the parity of its round.
 struct Turnstile {
@@ -149,13 +153,6 @@ struct Producer {
     copy_16(copied + unit * (2 * kGranuleBytes) + kGranuleBytes, codes + (lane & 3) * 16 + 64);
     if ((lane & 3) == 0) copy_16(scales_copied + unit * kUnitScalesBytes, scales);
   }
-  // Half of a block's.
-  __device__ __forceinline__ void copy_window(int32_t unit, int32_t window) const {
-    const int32_t at = unit / 2 * kBlock + static_cast<int32_t>(threadIdx.x / 32) * kWarpKeys +
-                       static_cast<int32_t>(lane / 4);
-    const uint8_t* record = window_record_of(row, min(at, window - 1));
-    copy(unit, record + rank * 256 + (unit & 1) * 128, record + kWidth);
-  }
   __device__ __forceinline__ void copy_global(int32_t unit, int32_t block) const {
     const uint8_t* record = load_shared_pointer(list + (block * kWarpKeys + lane / 4) * 8);
     copy(unit, record + rank * 128, record + kWidth / 2 + rank * 16);
@@ -174,24 +171,77 @@ struct Producer {
   }
 };
 
+// Where the row's selected keys lie, to the lists of the warps that bring them: by a warpgroup that
+// has nothing else to do yet, while they bring the window.
+__device__ __forceinline__ void look_up(const AttentionRow* row, const Shared& shared) {
+  constexpr int32_t kEach = kAttentionSelectedMax / kGroup;
+  const int32_t thread = threadIdx.x & (kGroup - 1);
+  const int32_t count = selection_of(*row);
+  if (count > 0) {
+    const PagedRecords global = row->global;
+    const auto per_page = static_cast<uint32_t>(global.records_per_page);
+    int32_t entry[kEach];
+    int32_t page[kEach];
+#pragma unroll
+    for (int32_t i = 0; i < kEach; ++i) {
+      entry[i] = __ldg(row->selected + min(i * kGroup + thread, count - 1));
+    }
+#pragma unroll
+    for (int32_t i = 0; i < kEach; ++i) {
+      page[i] = __ldg(global.page_table + static_cast<uint32_t>(entry[i]) / per_page);
+    }
+    const int32_t warp = thread % kBlock / kWarpKeys;
+    const uint32_t list = shared.base + kWarpsAt + warp * kWarpPartBytes + kUnitListAt +
+                          (thread / kBlock * kWarpKeys + thread % kWarpKeys) * 8;
+#pragma unroll
+    for (int32_t i = 0; i < kEach; ++i) {
+      store_shared(list + i * (kGroup / kBlock * kWarpKeys * 8),
+                   global_record_of(row, entry[i], page[i]));
+    }
+  }
+  __syncwarp();
+  if ((thread & 31) == 0) barrier_arrive(shared.list_full());
+}
+
 __device__ __forceinline__ void produce(const AttentionCall& call, int32_t row, int32_t rank,
                                         const Shared& shared) {
   Producer p(call.rows + row, rank, shared);
-  if (p.lane < 2) prefetch_l1(reinterpret_cast<const uint8_t*>(p.row) + p.lane * 64);
   const int32_t window = static_cast<int32_t>(p.row->position - p.row->window_begin) + 1;
-  const int32_t window_units = (window + kBlock - 1) / kBlock * 2;
+  const int32_t window_blocks = (window + kBlock - 1) / kBlock;
   static_assert(kAttentionWindowMax / kBlock * 2 == kUnits);
+#pragma unroll
+  for (int32_t block = 0; block < kAttentionWindowMax / kBlock; ++block) {
+    const int32_t at = block * kBlock + static_cast<int32_t>(threadIdx.x / 32) * kWarpKeys +
+                       static_cast<int32_t>(p.lane / 4);
+    const uint8_t* record = window_record_of(p.row, min(at, window - 1));
+#pragma unroll
+    for (int32_t half = 0; half < 2; ++half) {
+      if (block < window_blocks) {
+        p.copy(block * 2 + half, record + rank * 256 + half * 128, record + kWidth);
+      }
+      copy_commit();
+    }
+  }
+  const int32_t blocks = (selection_of(*p.row) + kBlock - 1) / kBlock;
+  bool listed = false;
+  // Into a place of the warp's ring, when it is free.
+  const auto copy_ahead = [&](int32_t unit, int32_t block) {
+    if (block < blocks) {
+      if (!listed) barrier_wait(shared.list_full(), 0);
+      listed = true;
+      p.copy_global(unit, block);
+    }
+    copy_commit();
+  };
+  const int32_t first = window_blocks * 2 % kUnits;  // unit of the selection's first block
+  if (first != 0) {                                  // half of the ring has had nothing
+    copy_ahead(first, 0);
+    copy_ahead(first + 1, 1);
+  }
 #pragma unroll 1
-  for (int32_t i = 0; i < window_units; ++i) p.copy_window(i, window);
-  copy_commit();
-  const int32_t selected = selection_of(*p.row);
-  const int32_t blocks = (selected + kBlock - 1) / kBlock;
-  WarpSelection selection;
-  int32_t step = selected > 0 ? 0 : 2;
-  copy_wait();
-  __syncwarp();
-#pragma unroll 1
-  for (int32_t i = 0; i < window_units; ++i) {
+  for (int32_t i = 0; i < window_blocks * 2; ++i) {
+    copy_wait_but<kUnits - 1>();
+    __syncwarp();
     uint4 codes[2];
     uint32_t scales[2];
     p.load(i, codes);
@@ -201,13 +251,6 @@ __device__ __forceinline__ void produce(const AttentionCall& call, int32_t row, 
     scales[0] = load_shared_byte(at);
     scales[1] = load_shared_byte(at + 2);
     __syncwarp();
-    // Not the last step: pages of a cold table take longer than what is left to decode.
-    if (step == 0) {
-      selection.load_entries(p.row, selected);
-    } else if (step == 1) {
-      selection.load_pages(p.row);
-    }
-    if (step < 2) ++step;
     if (second == 0) p.wait_place();
     const uint32_t to = p.place + p.to.at * kPlaceBytes;
 #pragma unroll
@@ -215,38 +258,28 @@ __device__ __forceinline__ void produce(const AttentionCall& call, int32_t row, 
       store_window(codes[k], scales[k], to + (second * 2 + k) * kTileBytes, p.share * 2, p.key);
     }
     if (second == 1) p.tell();
-  }
-  if (selected > 0) selection.write(p.row, p.list);
-#pragma unroll
-  for (int32_t unit = 0; unit < kUnits; ++unit) {
-    if (unit < blocks) p.copy_global(unit, unit);
-    copy_commit();
+    copy_ahead(i, i + first);
   }
 #pragma unroll 1
-  for (int32_t begin = 0; begin < blocks; begin += kUnits) {
+  for (int32_t block = 0; block < blocks; ++block) {
+    const int32_t unit = (first + block) % kUnits;
+    copy_wait_but<kUnits - 1>();
+    __syncwarp();
+    uint4 codes[2];
+    uint32_t scales[2];
+    p.load(unit, codes);
+    const uint32_t scales_at = p.scales_read + unit * kUnitScalesBytes + p.share * 2;
+    scales[0] = load_shared_two_bytes(scales_at);
+    scales[1] = load_shared_two_bytes(scales_at + 8);
+    __syncwarp();
+    copy_ahead(unit, block + kUnits);
+    p.wait_place();
+    const uint32_t to = p.place + p.to.at * kPlaceBytes + (p.share >> 1) * kTileBytes;
 #pragma unroll
-    for (int32_t unit = 0; unit < kUnits; ++unit) {
-      const int32_t block = begin + unit;
-      if (block >= blocks) break;
-      copy_wait_but<kUnits - 1>();
-      __syncwarp();
-      uint4 codes[2];
-      uint32_t scales[2];
-      p.load(unit, codes);
-      const uint32_t scales_at = p.scales_read + unit * kUnitScalesBytes + p.share * 2;
-      scales[0] = load_shared_two_bytes(scales_at);
-      scales[1] = load_shared_two_bytes(scales_at + 8);
-      __syncwarp();
-      if (block + kUnits < blocks) p.copy_global(unit, block + kUnits);
-      copy_commit();
-      p.wait_place();
-      const uint32_t to = p.place + p.to.at * kPlaceBytes + (p.share >> 1) * kTileBytes;
-#pragma unroll
-      for (int32_t k = 0; k < 2; ++k) {
-        store_global(codes[k], scales[k], to + k * 2 * kTileBytes, (p.share & 1) * 4, p.key);
-      }
-      p.tell();
+    for (int32_t k = 0; k < 2; ++k) {
+      store_global(codes[k], scales[k], to + k * 2 * kTileBytes, (p.share & 1) * 4, p.key);
     }
+    p.tell();
   }
 }
 
@@ -439,10 +472,8 @@ __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t ro
   const int32_t head = (thread >> 5) * 16 + (lane >> 2);
   Turnstile from(places_of(rank));
   Turnstile with(2);
-  if (rank == kCtas - 1 && lane == 0) {
-    prefetch_l1(call.cos + row * call.angle_stride);
-    prefetch_l1(call.sin + row * call.angle_stride);
-  }
+  const Turn turn = turn_of(rank * kPart + lane * 8, call.rotary,
+                            call.cos + row * call.angle_stride, call.sin + row * call.angle_stride);
   const float sinks[2] = {__ldg(call.sink + head), __ldg(call.sink + head + 8)};
   float o[2][64];
   float units[2] = {0.0F, 0.0F};
@@ -505,23 +536,26 @@ __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t ro
     with.advance();
   }
   cluster_arrive_relaxed();  // nothing more goes to the other
-  const int32_t channel = rank * kPart;
-  Bf16* to = call.o + row * call.o_stride + head * kWidth + channel + (lane & 3) * 8;
-  const float* cos = call.cos + row * call.angle_stride;
-  const float* sin = call.sin + row * call.angle_stride;
+  // By way of shared memory, where q was: heads of this warp, 512 bytes each. A warp then stores
+  // whole rows of channels.
+  const int32_t warp = thread >> 5;
+  const uint32_t result = shared.base + kQAt + warp * (16 * kPart * 2);
+  const uint32_t matrix_row = result + (lane & 15) * (kPart * 2);
 #pragma unroll
-  for (int32_t i = 0; i < 8; ++i) {  // 32 channels each
-    uint32_t a[4], b[4];
+  for (int32_t i = 0; i < 16; ++i) {  // 16 channels each
+    const float* x = o[i / 8] + i % 8 * 8;
+    store_matrices(
+        matrix_row + (((i * 2 + (lane >> 4)) ^ (lane & 7)) * 16),
+        pack_bf16(x[0] * units[0], x[1] * units[0]), pack_bf16(x[2] * units[1], x[3] * units[1]),
+        pack_bf16(x[4] * units[0], x[5] * units[0]), pack_bf16(x[6] * units[1], x[7] * units[1]));
+  }
+  __syncwarp();
+  Bf16* to = call.o + row * call.o_stride + warp * 16 * kWidth + rank * kPart + lane * 8;
 #pragma unroll
-    for (int32_t q = 0; q < 4; ++q) {
-      const float* x = o[i / 4] + (i % 4 * 4 + q) * 4;
-      a[q] = pack_bf16(x[0] * units[0], x[1] * units[0]);
-      b[q] = pack_bf16(x[2] * units[1], x[3] * units[1]);
-    }
-    const Turn turn =
-        i >= 6 ? turn_of(channel + i * 32 + (lane & 3) * 8, call.rotary, cos, sin) : Turn{};
-    store_channels(a, to + i * 32, turn);
-    store_channels(b, to + 8 * kWidth + i * 32, turn);
+  for (int32_t i = 0; i < 16; ++i) {
+    uint4 x = load_shared_16(result + i * (kPart * 2) + ((lane ^ (i & 7)) * 16));
+    if (turn.turns) x = turn.back(x);
+    *reinterpret_cast<uint4*>(to + i * kWidth) = x;
   }
 }
 
@@ -545,6 +579,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
       barrier_init(shared.tops_full(i), 4);
       barrier_init(shared.sums_full(i), 4);
     }
+    barrier_init(shared.list_full(), kGroup / 32);
     barrier_init_fence();
     for (int32_t i = 0; i < 2; ++i) {
       if (rank == 0) {
@@ -556,8 +591,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
   }
   __syncthreads();
   cluster_arrive_relaxed();
-  await_earlier();
   const int32_t role = static_cast<int32_t>(threadIdx.x / kGroup) - kProducers / kGroup;
+  const bool early = call.keys_early != 0;
+  if (!early) await_earlier();
   // Of the 96 that each thread starts with: 2 x 56, 2 x 104 and 160 are five times 96.
   if (role < 0) {
     registers_give<56>();
@@ -567,6 +603,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
     cluster_arrive_relaxed();
   } else if (role < 2) {
     registers_take<104>();
+    if (early) await_earlier();
     bring_query(call, row, rank, role, shared.base);
     const Geometry g = geometry_of(call.rows + row);
     cluster_wait();
@@ -579,6 +616,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
     cluster_arrive_relaxed();
   } else {
     registers_take<160>();
+    look_up(call.rows + row, shared);
+    if (early) await_earlier();
     const Geometry g = geometry_of(call.rows + row);
     cluster_wait();
     sum_values(call, row, rank, g.blocks, shared);

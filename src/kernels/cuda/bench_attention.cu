@@ -37,6 +37,7 @@ struct Inputs {
   BenchBuffer o;
   BenchBuffer table;
   BenchBuffer angles;  // zeros: cos, sin and sinks
+  BenchBuffer room;
 };
 
 Result<Inputs> make_inputs(std::mt19937& random) {
@@ -49,6 +50,7 @@ Result<Inputs> make_inputs(std::mt19937& random) {
   in.q = TRY(BenchBuffer::create(kRowsMax * kRowChannels * 2));
   in.o = TRY(BenchBuffer::create(kRowsMax * kRowChannels * 2));
   in.angles = TRY(BenchBuffer::create(kRowsMax * 32 * 4));
+  in.room = TRY(BenchBuffer::create(kAttentionRoomRows * kAttentionRoomBytes));
   fill_records<<<1024, 256>>>(
       in.global.as<uint8_t>(), in.global.bytes(),
       RecordCodes{global_record_bytes(kAttentionWidth), 256, 0x28, 15, 0xFF});
@@ -128,6 +130,7 @@ Result<void> bench_attention(const KernelFloors& floors, const ReportKernel& rep
           call.row_count = static_cast<int32_t>(c.rows);
           call.o = in.o.as<Bf16>() + at;
           call.o_stride = kRowChannels;
+          call.room = in.room.as<uint8_t>();
           attention_sm90(call, device.multiprocessors, stream);
         }));
     const double keys = kAttentionWindowMax + c.selected;

@@ -89,8 +89,9 @@ class CommandKey {
     add_all(s.heads, s.head_dim, s.window, s.selected_max);
   }
   void add_value(const AttentionCall& c) {
-    add_all(c.q, c.q_stride, c.sink, c.cos, c.sin, c.angle_stride, c.rotary, c.rows, c.row_count,
-            c.o, c.o_stride);
+    add_all(c.q, c.q_stride, c.sink, c.cos, c.sin, c.angle_stride, c.rotary, c.turns, c.keys_early,
+            c.rows, c.row_count);
+    add_all(c.o, c.o_stride, c.room);
   }
   void add_value(const IndexCall& c) {
     add_all(c.queries, c.query_stride, c.head_weights, c.weight_stride, c.shape, c.rows,

@@ -385,26 +385,25 @@ class CudaOps final : public Ops {
                  Rows<Bf16> o) override {
     if (q.rows == 0) return;
     const auto rotary = static_cast<int32_t>(2 * angles.cos.cols);
+    const bool released = attention_sm90_supports(shape, rotary);
+    void* room = nullptr;
+    if (released && q.rows <= kAttentionRoomRows) {
+      room = bytes(Scratch::kAttention, kAttentionRoomRows * kAttentionRoomBytes);
+    }
     const bool turns = held_rope_ && held_rope_->x.data == q.data && held_rope_->x.rows == q.rows &&
                        held_rope_->heads == shape.heads &&
                        held_rope_->angles.cos.data == angles.cos.data &&
                        held_rope_->angles.sin.data == angles.sin.data;
     if (turns) held_rope_.reset();
-    if (attention_sm90_supports(shape, rotary)) {
-      AttentionCall call;
-      call.q = q.data;
-      call.q_stride = q.stride;
-      call.sink = sink;
-      call.cos = angles.cos.data;
-      call.sin = angles.sin.data;
-      call.angle_stride = angles.cos.stride;
-      call.rotary = rotary;
+    if (released) {
+      AttentionCall call = AttentionCall::of(q, sink, angles, staged(rows), o);
       call.turns = turns ? 1 : 0;
-      call.rows = staged(rows);
-      call.row_count = static_cast<int32_t>(q.rows);
-      call.o = o.data;
-      call.o_stride = o.stride;
-      enqueue(attention_sm90, call, device_.multiprocessors);
+      call.room = static_cast<uint8_t*>(room);
+      const bool products = made_.products_alone();
+      const int64_t launches = lane_.commands().count();
+      settle();
+      call.keys_early = products && lane_.commands().count() == launches ? 1 : 0;
+      append(attention_sm90, call, device_.multiprocessors);
       return;
     }
     settle();
@@ -689,6 +688,7 @@ class CudaOps final : public Ops {
       set.copy_count = copies.count;
     }
     enqueue_first(dense_products, set);
+    if (set.copy_count == 0) made_.made_products();
   }
 
   void dense(Rows<const Bf16> x, const WeightView& weight, Rows<Bf16> y) {

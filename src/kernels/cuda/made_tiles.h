@@ -20,6 +20,9 @@ class MadeTiles {
     tiles_ = tiles;
   }
   Rows<const Bf16> rows() const { return x_; }
+  // The last launches made products and nothing else: no records, lists or copies.
+  void made_products() { products_alone_ = true; }
+  bool products_alone() const { return products_alone_; }
   void forget() { *this = MadeTiles(columns_); }
   // Whether x has tiles; asking for them is what makes them wanted.
   bool has(Rows<const Bf16> x) const { return is(x) && tiles_.codes != nullptr; }
@@ -42,6 +45,7 @@ class MadeTiles {
   Rows<const Bf16> x_;
   InputTiles tiles_;
   int64_t columns_ = 0;  // of rows whose tiles were wanted
+  bool products_alone_ = false;
 };
 
 }  // namespace galley::kernels::cuda

@@ -7,7 +7,8 @@
 // are seen. The order stays transitive, because every thread of every kernel calls it before it
 // reads or writes what another kernel writes or reads: a kernel that ends has waited for the one
 // before it. So a kernel may leave early only behind this call. What is constant while a model is
-// loaded may be read before it.
+// loaded may be read before it; so may what the kernel in front does not write, since that one was
+// let go on by the end of all others (attention's keys, while a product makes its queries).
 //
 // Copies and kernels that are launched elsewhere keep their full order with these, on both sides.
 // Captured, an order of two kernels is a programmatic edge of the graph, any other a full one.

@@ -29,7 +29,8 @@ enum class Scratch : uint8_t {
   kScores,   // indexer
   kDraw,
   kBlockScores,
-  kIndex,  // of index_select_sm90
+  kIndex,      // of index_select_sm90
+  kAttention,  // of attention_sm90
   kCount,
 };
 

@@ -33,6 +33,13 @@ __device__ __forceinline__ void store_matrices(uint32_t at, uint32_t a, uint32_t
                "r"(b), "r"(c), "r"(d)
                : "memory");
 }
+// The same, each matrix turned: thread t holds two elements of column t / 4.
+__device__ __forceinline__ void store_matrices_turned(uint32_t at, uint32_t a, uint32_t b,
+                                                      uint32_t c, uint32_t d) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(at),
+               "r"(a), "r"(b), "r"(c), "r"(d)
+               : "memory");
+}
 __device__ __forceinline__ float load_shared_float(uint32_t at) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
@@ -90,6 +97,10 @@ __device__ __forceinline__ void copy_16(uint32_t to, const void* from) {
 __device__ __forceinline__ void copy_commit() {
   asm volatile("cp.async.commit_group;" ::: "memory");
 }
+// A barrier's arrival when all copies of this thread so far are there.
+__device__ __forceinline__ void copy_arrive(uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // All but the last kPending groups of copies that this thread has committed are there.
 template <int kPending>
 __device__ __forceinline__ void copy_wait_but() {
@@ -142,10 +153,6 @@ __device__ __forceinline__ uint32_t remote_address(uint32_t address, int32_t ran
   asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(there) : "r"(address), "r"(rank));
   return there;
 }
-__device__ __forceinline__ void maximum_remote(uint32_t there, uint32_t value) {
-  asm volatile("red.relaxed.cluster.shared::cluster.max.u32 [%0], %1;" ::"r"(there), "r"(value)
-               : "memory");
-}
 // `bytes` (a multiple of 16) at `address` to the same place of block `rank`, counted by its
 // barrier.
 __device__ __forceinline__ void bulk_copy_remote(uint32_t address, uint32_t bytes, uint32_t barrier,
@@ -155,6 +162,21 @@ __device__ __forceinline__ void bulk_copy_remote(uint32_t address, uint32_t byte
       "[%3];" ::"r"(remote_address(address, rank)),
       "r"(address), "r"(bytes), "r"(remote_address(barrier, rank))
       : "memory");
+}
+
+// `bytes` (a multiple of 16) of this block's shared memory to global memory; the wait is this
+// thread's for all of its own, whose bytes its later bulk loads see.
+__device__ __forceinline__ void bulk_store(void* to, uint32_t from, uint32_t bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(to), "r"(from),
+               "r"(bytes)
+               : "memory");
+}
+__device__ __forceinline__ void bulk_store_wait() {
+  asm volatile(
+      "cp.async.bulk.commit_group;\n"
+      "cp.async.bulk.wait_group 0;\n"
+      "fence.proxy.async;" ::
+          : "memory");
 }
 
 // 16 bytes to the other block's shared memory, counted by its barrier: both addresses are there
@@ -168,10 +190,11 @@ __device__ __forceinline__ void store_remote(uint32_t there, float a, float b, f
       : "memory");
 }
 
-// 64 rows of 16 summed columns: rows of 16 bytes for 8 columns, then the other 8. Not swizzled.
-__device__ __forceinline__ uint64_t groups_descriptor(uint32_t address) {
-  return (static_cast<uint64_t>(address & 0x3FFFF) >> 4) | (uint64_t{1024 >> 4} << 16) |
-         (uint64_t{128 >> 4} << 32);
+// Rows of 16 summed columns: rows of 16 bytes for 8 columns, `bytes` of them, then the other 8. Not
+// swizzled.
+__device__ __forceinline__ uint64_t groups_descriptor(uint32_t address, uint32_t bytes) {
+  return (static_cast<uint64_t>(address & 0x3FFFF) >> 4) |
+         (static_cast<uint64_t>(bytes >> 4) << 16) | (uint64_t{128 >> 4} << 32);
 }
 
 // Tiles of 64 columns (rows of 128 swizzled bytes, 8 rows every 1,024 bytes) side by side, the next
