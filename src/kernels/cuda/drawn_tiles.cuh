@@ -17,12 +17,14 @@ struct DrawnTile {
   int32_t tile;  // of slots
 };
 
+// Pieces of a tile are multiples of kPieceRows.
+template <int kPieceRows>
 class TileDraw {
  public:
-  // `tiles` of slots for each block of tokens.
-  __device__ __forceinline__ TileDraw(const ProductArguments& args, int32_t tiles)
-      : tiles_(tiles), grid_(static_cast<int32_t>(gridDim.x)) {
-    const int32_t items = tiles * __ldg(&args.totals->blocks);
+  // `tiles` of slots for each of the plan's blocks first..end - 1.
+  __device__ __forceinline__ TileDraw(int32_t tiles, int32_t first, int32_t end)
+      : tiles_(tiles), first_(first), grid_(static_cast<int32_t>(gridDim.x)) {
+    const int32_t items = tiles * (end - first);
     // The last round goes in pieces of a tile's rows where it would keep few blocks busy.
     const int32_t rest = items % grid_;
     whole_ = items - rest;
@@ -43,11 +45,11 @@ class TileDraw {
       at_ = grid_ + drawn;
       if (at >= total_) return false;
       const int32_t item = at < whole_ ? at : whole_ + (at - whole_) / pieces_;
-      to.block = block_at(args, item / tiles_, 0);
+      to.block = block_at(args, first_ + item / tiles_, 0);
       to.tile = item % tiles_;
       if (at < whole_ || pieces_ == 1) return true;
       const int32_t each =
-          max((to.block.rows + 8 * pieces_ - 1) / (8 * pieces_) * 8, kPieceRowsMin);
+          (to.block.rows + kPieceRows * pieces_ - 1) / (kPieceRows * pieces_) * kPieceRows;
       const int32_t first = (at - whole_) % pieces_ * each;
       to.block.row += first;
       to.block.rows = min(to.block.rows - first, each);
@@ -56,8 +58,8 @@ class TileDraw {
   }
 
  private:
-  static constexpr int32_t kPieceRowsMin = 32;  // fewer cost as much
   int32_t tiles_;
+  int32_t first_;
   int32_t grid_;
   int32_t whole_;
   int32_t pieces_;
@@ -67,7 +69,8 @@ class TileDraw {
 
 // What is told about the tiles that are on their way, 16 bytes each: more of them than a ring has
 // stages. Rows 0 stands for the end.
-constexpr uint32_t kToldBytes = 8 * 16;
+constexpr uint32_t kToldTiles = 8;
+constexpr uint32_t kToldBytes = kToldTiles * 16;
 
 __device__ __forceinline__ void tell_tile(uint32_t told, uint32_t turn, const DrawnTile& tile) {
   store_shared(

@@ -1,5 +1,5 @@
 // The routed experts' product at many rows: fp8 activations times fp4 weights, blocks of up to 256
-// rows of one expert.
+// rows of one expert. Of many choices, experts with more than 128 rows are expert_row_tiles.cuh's.
 //
 // Floor: 2 rows N K over the tensor cores, 4,096 products a cycle and multiprocessor: 1,560 TFLOP/s
 // at the 1,450 MHz that power leaves them.
@@ -253,7 +253,8 @@ template <class Form>
 __device__ __forceinline__ void produce_drawn(const ProductArguments& args, uint32_t ring,
                                               uint32_t full, uint32_t empty, uint32_t told) {
   constexpr uint32_t kTileBytes = Form::kStrips * Form::kStripBytes;
-  TileDraw draw(args, args.slots / (kStripSlots * Form::kStrips));
+  TileDraw<32> draw(args.slots / (kStripSlots * Form::kStrips), args.totals->row_blocks,
+                    args.totals->blocks);
   RingPlace place;
   uint32_t turn = 0;
   for (DrawnTile tile; draw.next(args, tile); ++turn) {

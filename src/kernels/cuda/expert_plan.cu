@@ -107,10 +107,9 @@ constexpr int32_t kSizeShift = 22;
 __device__ __forceinline__ uint32_t size_of(int32_t rows, int32_t blocks) {
   return static_cast<uint32_t>(rows) << kSizeShift | static_cast<uint32_t>(blocks);
 }
-// Blocks of the experts before this one, in that order, of all experts' sizes.
+// Blocks of the experts before one with so many rows in a block, in that order, of all sizes.
 __device__ __forceinline__ int32_t blocks_before(const uint32_t* sizes, int32_t experts,
-                                                 int32_t expert) {
-  const uint32_t rows = sizes[expert] >> kSizeShift;
+                                                 int32_t expert, uint32_t rows) {
   uint32_t before = 0;
 #pragma unroll 4
   for (int32_t e = 0; e < experts; ++e) {
@@ -238,13 +237,19 @@ __global__ void __launch_bounds__(kPlanThreads)
   // The list of token blocks.
   if (expert < expert_count && tells) {
     const int32_t first_block =
-        block_tokens < kManyRowsBlock ? scan.before.y : blocks_before(sizes, expert_count, expert);
+        block_tokens < kManyRowsBlock
+            ? scan.before.y
+            : blocks_before(sizes, expert_count, expert, sizes[expert] >> kSizeShift);
     for (int64_t n = rank; n * block_rows < count; n += blocks) {
       const auto row = static_cast<int32_t>(n * block_rows);
       plan.blocks[first_block + n] = {expert, scan.before.x + row, min(block_rows, count - row), 0};
     }
   }
-  if (rank == 0 && threadIdx.x == 0 && tells) *plan.totals = {scan.all.y, scan.all.x, 0};
+  if (rank == 0 && threadIdx.x == 0 && tells) {
+    const int32_t row_blocks =
+        block_tokens == kMixedBlocks ? blocks_before(sizes, expert_count, 0, kRowTilesFrom) : 0;
+    *plan.totals = {scan.all.y, scan.all.x, 0, row_blocks};
+  }
   if constexpr (kSpreads) {
     __syncthreads();
     for (int64_t item = threadIdx.x; item < spread.rows * kRowPieces; item += blockDim.x) {

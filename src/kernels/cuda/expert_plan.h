@@ -29,8 +29,14 @@ constexpr int64_t plan_places(int64_t choices, int64_t experts) {
 // are large, as few blocks as can be, alike but for a multiple of 8: a small block costs nearly as
 // much as one twice its size.
 GALLEY_HOST_DEVICE constexpr int32_t rows_of_block(int32_t count, int32_t block_tokens) {
-  if (block_tokens < kManyRowsBlock || count <= block_tokens) return block_tokens;
-  const int32_t parts = (count + block_tokens - 1) / block_tokens;
+  if (block_tokens < kManyRowsBlock) return block_tokens;
+  if (block_tokens == kMixedBlocks && count > kRowTilesFrom) {
+    const int32_t units = (count + kRowTilesUnit - 1) / kRowTilesUnit;
+    const int32_t parts = (units + kRowTilesUnits - 1) / kRowTilesUnits;
+    return (units + parts - 1) / parts * kRowTilesUnit;
+  }
+  if (count <= kManyRowsBlock) return kManyRowsBlock;
+  const int32_t parts = (count + kManyRowsBlock - 1) / kManyRowsBlock;
   return ((count + parts - 1) / parts + 7) / 8 * 8;
 }
 // Blocks of at most `tokens` rows.

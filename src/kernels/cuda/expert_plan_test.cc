@@ -33,7 +33,14 @@ struct ExpectedPlan {
       const auto count = static_cast<int32_t>(std::count(chosen.begin(), chosen.end(), e));
       next[static_cast<size_t>(e)] = begin;
       int32_t most = c.block_tokens;
-      if (most == kManyRowsBlock && count > most) {
+      if (most == kMixedBlocks && count > 128) {
+        // Units of 64, as few blocks of up to four as can be, alike but for the last.
+        const int32_t units = (count + 63) / 64;
+        most = 1;
+        while ((units + most - 1) / most > (units + 3) / 4) ++most;
+        most *= 64;
+      } else if (most >= kManyRowsBlock && count > kManyRowsBlock) {
+        most = kManyRowsBlock;
         // As few as can be, alike: the least multiple of 8 that they can all have.
         const int32_t parts = (count + most - 1) / most;
         most = 8;
@@ -45,11 +52,16 @@ struct ExpectedPlan {
       begin += (count + 7) / 8 * 8;
     }
     places = begin;
-    if (c.block_tokens == kManyRowsBlock) {
+    if (c.block_tokens >= kManyRowsBlock) {
       std::vector<int32_t> size(static_cast<size_t>(c.experts));
       for (const TokenBlock& b : blocks) {
         auto& most = size[static_cast<size_t>(b.expert)];
         most = std::max(most, b.rows);
+      }
+      if (c.block_tokens == kMixedBlocks) {
+        row_blocks = static_cast<int32_t>(std::ranges::count_if(blocks, [&](const TokenBlock& b) {
+          return size[static_cast<size_t>(b.expert)] > 128;
+        }));
       }
       std::ranges::stable_sort(blocks, [&](const TokenBlock& a, const TokenBlock& b) {
         return size[static_cast<size_t>(a.expert)] > size[static_cast<size_t>(b.expert)];
@@ -62,6 +74,7 @@ struct ExpectedPlan {
   std::vector<int32_t> place;
   std::vector<TokenBlock> blocks;
   int32_t places = 0;
+  int32_t row_blocks = 0;
 };
 
 TEST(CudaExpertPlan, PlacesFollowTheRule) {
@@ -76,7 +89,10 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
                             {5000, 3, 5, 256},
                             {33'000, 1024, 1024, 80},
                             {98'304, 384, 384, 256},
-                            {98'304, 7, 384, 256}}) {
+                            {98'304, 7, 384, 256},
+                            {5000, 3, 5, kMixedBlocks},
+                            {33'000, 1024, 1024, kMixedBlocks},
+                            {98'304, 384, 384, kMixedBlocks}}) {
     SCOPED_TRACE(std::to_string(c.choices) + " choices of " + std::to_string(c.experts));
     std::vector<int32_t> chosen;
     std::vector<float> weights;
@@ -90,7 +106,7 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
     const ExpectedPlan expected(c, chosen);
 
     const int64_t places = plan_places(c.choices, c.experts);
-    const int64_t blocks_max = plan_blocks(c.choices, c.experts, c.block_tokens);
+    const int64_t blocks_max = plan_blocks(c.choices, c.experts, std::min(c.block_tokens, 128));
     ASSERT_LE(std::ssize(expected.blocks), blocks_max);
     const auto block = [&](int64_t count, size_t size) {
       return MemoryBlock::create(*memory, count * static_cast<int64_t>(size), "a test").value();
@@ -115,7 +131,7 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
     std::vector<int32_t> our_place(chosen.size());
     std::vector<float> our_factors(static_cast<size_t>(places));
     std::vector<TokenBlock> our_blocks(static_cast<size_t>(blocks_max));
-    PlanTotals our_totals{-1, -1, -1};
+    PlanTotals our_totals{-1, -1, -1, -1};
     memory->read(our_place.data(), place.data(), place.bytes());
     memory->read(our_factors.data(), row_weight.data(), places * int64_t{sizeof(float)});
     memory->read(our_blocks.data(), blocks.data(), blocks.bytes());
@@ -126,6 +142,7 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
       ASSERT_EQ(our_factors[static_cast<size_t>(expected.place[i])], weights[i]) << "choice " << i;
     }
     ASSERT_EQ(our_totals.blocks, std::ssize(expected.blocks));
+    EXPECT_EQ(our_totals.row_blocks, expected.row_blocks);
     EXPECT_EQ(our_totals.places, expected.places);
     EXPECT_EQ(our_totals.drawn, 0);
     for (size_t i = 0; i < expected.blocks.size(); ++i) {

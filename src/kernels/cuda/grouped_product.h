@@ -27,6 +27,7 @@ struct PlanTotals {
   int32_t blocks;
   int32_t places;  // that it uses, gaps included
   int32_t drawn;   // tiles that were asked for in the launch under way; 0 between two launches
+  int32_t row_blocks = 0;  // in front, of experts that take row tiles (kMixedBlocks)
 };
 
 struct ProductArguments {
@@ -58,6 +59,12 @@ void expert_product(Stream stream, ResultForm form, int32_t block_tokens,
                     const ProductArguments& args);
 // Rows of a block for so many choices of so many experts; the most where they are many.
 constexpr int32_t kManyRowsBlock = 256;
+// Experts of more than kRowTilesFrom rows in blocks of whole units, up to kRowTilesUnits; the
+// others as kManyRowsBlock has them. Two launches.
+constexpr int32_t kMixedBlocks = 512;
+constexpr int32_t kRowTilesFrom = 128;
+constexpr int32_t kRowTilesUnit = 64;
+constexpr int32_t kRowTilesUnits = 4;
 int32_t expert_block_tokens(int64_t choices, int32_t experts);
 
 // fp8 weights of one matrix, args.rows rows in order; sets args.groups itself.

@@ -125,9 +125,10 @@ TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherMatrices) {
 }
 
 // Experts take other forms of plan, quantisers and products as choices become more: 8, 800 and
-// 4,096 of them, and 6 for which sums are unrolled. From 134 rows on the experts' products have
-// blocks of up to 256 rows, in eight sizes, of which rows that are chosen unevenly take all. 1,700
-// rows of the shared expert are its widest tiles.
+// 4,096 of them, and 6 for which sums are unrolled. From 97 rows on the experts' products have
+// blocks of up to 256 rows, in eight sizes, of which rows that are chosen unevenly take all; of
+// 1,700 rows experts with more than 128 take row tiles. 1,700 rows of the shared expert are its
+// widest tiles.
 TEST_F(CudaReleasedRows, ExpertsDoNotSeeOtherRows) {
   Random random(83);
   constexpr int64_t kExperts = 8;
@@ -153,8 +154,11 @@ TEST_F(CudaReleasedRows, ExpertsDoNotSeeOtherRows) {
   for (const int64_t top_k : {6, 4}) {
     std::vector<int32_t> chosen;
     for (int64_t row = 0; row < kRows; ++row) {
-      // Unevenly: all but a few of the last ones, rotated by a random amount now and then.
-      const auto shift = static_cast<int32_t>(random.below(3) == 0 ? random.below(kExperts) : 0);
+      // Unevenly: all but a few of the last ones, rotated by a random amount now and then; of four
+      // choices some experts have few rows beside others with many.
+      const int64_t often = top_k == 6 ? 3 : 9;
+      const auto shift =
+          static_cast<int32_t>(random.below(often) == 0 ? random.below(kExperts) : 0);
       std::vector<int32_t> ids;
       for (int32_t k = 0; k < top_k; ++k) ids.push_back((k + shift) % int32_t{kExperts});
       std::sort(ids.begin(), ids.end());
