@@ -115,18 +115,6 @@ struct ManyRowsView {
     __syncwarp();
     if (leads) barrier_arrive(empty + place.barrier);
   }
-  // Tokens first.. of the stage.
-  template <int kPart>
-  __device__ __forceinline__ void multiply(uint64_t stage, const OperandA& a, int32_t first,
-                                           float (&partial)[kPart / 2]) const {
-    wgmma_fence();
-#pragma unroll
-    for (int32_t j = 0; j < 4; ++j) {
-      Wgmma<kPart, true>::run(partial, a[j], advance_descriptor(stage, first * kChunk + 32 * j),
-                              j > 0);
-    }
-    wgmma_commit();
-  }
 };
 
 // Writes tokens first + kFrom.. of the tile, kStoreTokens at a time: a warpgroup's pairs of bf16
@@ -204,8 +192,8 @@ __device__ __forceinline__ void consume_parts(const ProductArguments& args,
     const uint64_t stage = swizzled_descriptor(view.ring + place.bytes);
     const uint32_t scales = view.scales + place.bytes;
     float partial[2][kPart / 2];
-    view.template multiply<kPart>(stage, a, 0, partial[0]);
-    if constexpr (kParts > 1) view.template multiply<kPart>(stage, a, kPart, partial[1]);
+    multiply_chunk<kPart>(stage, a, 0, partial[0]);
+    if constexpr (kParts > 1) multiply_chunk<kPart>(stage, a, kPart, partial[1]);
 #pragma unroll
     for (int32_t part = 0; part < kParts; ++part) {
       const auto load_scales = [&](int32_t begin, int32_t end, float2(&scale)[kPairs]) {
@@ -234,7 +222,7 @@ __device__ __forceinline__ void consume_parts(const ProductArguments& args,
         to[3] = fmaf(from[3], scale[j].y, to[3]);
       }
       if (part + 2 < kParts) {
-        view.template multiply<kPart>(stage, a, (part + 2) * kPart, partial[part & 1]);
+        multiply_chunk<kPart>(stage, a, (part + 2) * kPart, partial[part & 1]);
       }
     }
     place.template advance<Form>();

@@ -11,6 +11,13 @@
 namespace galley::kernels::cuda {
 namespace {
 
+template <class Form>
+void launch_tiles(Stream stream, void (*kernel)(ProductArguments), const ProductArguments& args) {
+  static const LaunchLimits limits =
+      LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
+  launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
+}
+
 template <ResultForm kResult>
 void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
   using FewRows = ExpertRowsForm<kResult, 8, true>;
@@ -18,26 +25,15 @@ void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
     launch_few_rows<FewRows>(stream, 8, ExpertRowsArguments{args});
   } else if (block_tokens <= 80) {
     using Form = ProductForm<4, 80, kResult>;
-    const auto kernel = grouped_product_kernel<Form>;
-    static const LaunchLimits limits =
-        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
-    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
+    launch_tiles<Form>(stream, grouped_product_kernel<Form>, args);
   } else {
-    if (block_tokens == kMixedBlocks) {
+    CHECK(args.outputs % 8 == 0 && args.y_stride % 8 == 0);  // stores are of 16 bytes
+    if (block_tokens == kMixedBlocks) {  // of the large experts; the others follow
       using Form = RowTilesForm<kResult>;
-      const auto kernel = expert_row_tiles_kernel<Form>;
-      static const LaunchLimits limits =
-          LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
-      CHECK(args.outputs % 4 == 0 && args.y_stride % 4 == 0);
-      launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
+      launch_tiles<Form>(stream, expert_row_tiles_kernel<Form>, args);
     }
     using Form = ManyRowsForm<kResult>;
-    const auto kernel = expert_many_rows_kernel<Form>;
-    static const LaunchLimits limits =
-        LaunchLimits::of(kernel, Form::kThreads, Form::kSharedBytes, 1);
-    // Whole pieces of 16 bytes of a row are stored.
-    CHECK(args.outputs % 8 == 0 && args.y_stride % 8 == 0);
-    launch_blocks(kernel, stream, limits.blocks, Form::kThreads, Form::kSharedBytes, 1, args);
+    launch_tiles<Form>(stream, expert_many_rows_kernel<Form>, args);
   }
 }
 

@@ -181,6 +181,19 @@ __device__ __forceinline__ void fill_shift_table(uint8_t* table) {
           : static_cast<uint8_t>(folded_magnitude(threadIdx.x % 8, nibble - kShiftBias));
 }
 
+// Products of a chunk with tokens first.. of its stage, under way together.
+template <int kTokens>
+__device__ __forceinline__ void multiply_chunk(uint64_t stage, const OperandA& a, int32_t first,
+                                               float (&partial)[kTokens / 2]) {
+  wgmma_fence();
+#pragma unroll
+  for (int32_t j = 0; j < 4; ++j) {
+    const uint64_t b = advance_descriptor(stage, first * kChunk + 32 * j);
+    Wgmma<kTokens, true>::run(partial, a[j], b, j > 0);
+  }
+  wgmma_commit();
+}
+
 template <class Form>
 struct ConsumerView {
   const uint8_t* ring;
@@ -206,17 +219,6 @@ struct ConsumerView {
   // Of the stage's tokens; warp-uniform.
   __device__ __forceinline__ uint64_t descriptor(const RingPlace& place) const {
     return swizzled_descriptor(warp_uniform(ring_address + place.bytes));
-  }
-  template <int kTokens>
-  __device__ __forceinline__ void multiply(uint64_t stage, const OperandA& a, int32_t first,
-                                           float (&partial)[kTokens / 2]) const {
-    wgmma_fence();
-#pragma unroll
-    for (int32_t j = 0; j < 4; ++j) {
-      const uint64_t b = advance_descriptor(stage, first * kChunk + 32 * j);
-      Wgmma<kTokens, true>::run(partial, a[j], b, j > 0);
-    }
-    wgmma_commit();
   }
   // Tokens first.. of the tile: sum += partial * scale of the token: the one order of the sum.
   template <int kTokens>
@@ -272,17 +274,6 @@ struct KeptView {
   }
   __device__ __forceinline__ uint64_t descriptor(const RingPlace& place) const {
     return swizzled_descriptor(ring + place.bytes);
-  }
-  template <int kTokens>
-  __device__ __forceinline__ void multiply(uint64_t stage, const OperandA& a, int32_t first,
-                                           float (&partial)[kTokens / 2]) const {
-    wgmma_fence();
-#pragma unroll
-    for (int32_t j = 0; j < 4; ++j) {
-      const uint64_t b = advance_descriptor(stage, first * kChunk + 32 * j);
-      Wgmma<kTokens, true>::run(partial, a[j], b, j > 0);
-    }
-    wgmma_commit();
   }
   // Tokens first.. of the tile: sum += partial * scale of the token: the one order of the sum.
   // Half of the scales are read before the products are there; all would cost registers.
@@ -418,7 +409,7 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args, const
 #pragma unroll
     for (int32_t part = 0; part < kParts; ++part) {
       float partial[kPart / 2];
-      view.template multiply<kPart>(stage, a, part * kPart, partial);
+      multiply_chunk<kPart>(stage, a, part * kPart, partial);
       view.template promote<kPart>(place, part * kPart, partial, sum[part]);
     }
     view.release(place);
