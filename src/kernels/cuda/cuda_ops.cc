@@ -400,9 +400,9 @@ class CudaOps final : public Ops {
       call.turns = turns ? 1 : 0;
       call.room = static_cast<uint8_t*>(room);
       const bool products = made_.products_alone();
-      const int64_t launches = lane_.commands().count();
+      const int64_t launches = lane_.appended_count();
       settle();
-      call.keys_early = products && lane_.commands().count() == launches ? 1 : 0;
+      call.keys_early = products && lane_.appended_count() == launches ? 1 : 0;
       append(attention_sm90, call, device_.multiprocessors);
       return;
     }

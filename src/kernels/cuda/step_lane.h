@@ -55,8 +55,11 @@ class StepLane {
   void set_waits(bool waits) { waits_ = waits; }
   // After each command: launches it, unless the rest of the step may still come along.
   void appended() {
+    ++appended_;
     if (!waits_ || !commands_.has_room()) flush();
   }
+  // How many there were.
+  int64_t appended_count() const { return appended_; }
   // Everything listed so far goes to the stream.
   void flush();
   // Whether what is listed now will be handed to the stream, or captured, together with what was
@@ -91,6 +94,7 @@ class StepLane {
   std::vector<Fetch> fetches_;  // of the step begun last
   std::optional<Error> failure_;
   int64_t flushes_ = 0;
+  int64_t appended_ = 0;
   size_t side_ = 0;          // of the step begun last
   int32_t in_flight_ = 0;    // steps handed in and not finished
   bool open_ = false;        // begun and not handed in
