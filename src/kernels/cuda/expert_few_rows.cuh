@@ -105,20 +105,6 @@ struct __align__(16) ExpertRowsItem {
   int32_t group;
 };
 
-__device__ __forceinline__ uint32_t load_read_only_word(const void* p) {
-  uint32_t v;
-  asm volatile("ld.global.nc.b32 %0, [%1];" : "=r"(v) : "l"(p));
-  return v;
-}
-// Of what nobody reads again.
-__device__ __forceinline__ uint4 load_once(const void* p) {
-  uint4 v;
-  asm volatile("ld.global.nc.L1::no_allocate.v4.b32 {%0, %1, %2, %3}, [%4];"
-               : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-               : "l"(p));
-  return v;
-}
-
 // Who computes what, as every warp finds it for itself. A group is an expert that was chosen.
 template <class Form>
 struct ExpertRowsPlan {

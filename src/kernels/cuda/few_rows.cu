@@ -75,7 +75,7 @@ __device__ __forceinline__ void multiply(const ProductSet& set, int64_t strip, i
                                          const Bf16* normed, const Ready& ready) {
   for (int32_t i = 0; i < set.count; ++i) {
     const RowProduct& one = set.products[i];
-    const int64_t strips = (one.weight.out + kTileOutputs - 1) / kTileOutputs;
+    const int64_t strips = strips_of(one.weight);
     if (strip >= strips) {
       strip -= strips;
       continue;
@@ -181,7 +181,7 @@ __global__ void __launch_bounds__(kThreads)
   int64_t strip = block % few.strip_blocks * int64_t{kWarps} + threadIdx.x / 32;
   for (int32_t i = 0; i < set.count; ++i) {
     const RowProduct& one = set.products[i];
-    const int64_t strips = (one.weight.out + kTileOutputs - 1) / kTileOutputs;
+    const int64_t strips = strips_of(one.weight);
     if (strip >= strips) {
       strip -= strips;
       continue;

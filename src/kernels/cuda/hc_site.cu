@@ -40,6 +40,7 @@
 #include <array>
 
 #include "base/check.h"
+#include "kernels/cuda/cluster_push.cuh"
 #include "kernels/cuda/hc_enter.cuh"
 #include "kernels/cuda/hc_leave.cuh"
 #include "kernels/cuda/hc_site.h"
@@ -89,31 +90,6 @@ struct SiteShared {
   int4 exponents[kBlockChunks][kRows];
 };
 static_assert(sizeof(SiteShared) <= 227 * 1024);
-
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
-
-// To the same place in the shared memory of a block of the cluster.
-__device__ __forceinline__ void push(float* place, uint32_t block, float value) {
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(there)
-               : "r"(shared_address(place)), "r"(block));
-  asm volatile("st.shared::cluster.f32 [%0], %1;" ::"r"(there), "f"(value) : "memory");
-}
-__device__ __forceinline__ void push(uint4* place, uint32_t block, uint4 value) {
-  uint32_t there;
-  asm volatile("mapa.shared::cluster.u32 %0, %1, %2;"
-               : "=r"(there)
-               : "r"(shared_address(place)), "r"(block));
-  asm volatile("st.shared::cluster.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(there), "r"(value.x),
-               "r"(value.y), "r"(value.z), "r"(value.w)
-               : "memory");
-}
 
 struct Site {
   const SiteArguments& args;
@@ -331,7 +307,7 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
     site_kernel(const __grid_constant__ SiteArguments args) {
   extern __shared__ __align__(128) uint8_t shared_bytes[];
   SiteShared& shared = *reinterpret_cast<SiteShared*>(shared_bytes);
-  cluster_arrive();  // so that nobody pushes into a block that has not begun
+  cluster_arrive_apart();  // so that nobody pushes into a block that has not begun
   const int warp = threadIdx.x / kWarp;
   const bool has_group = warp < kBlockGroups;
   const int shares = warp - (kBlockGroups + kMixWarps - kSharedGroups);  // a group, from 0 on
@@ -365,11 +341,11 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
   } else if (warp == kBlockGroups) {
     site.load_mixes();
   }
-  cluster_wait();
+  cluster_wait_apart();
   __syncthreads();  // the mixes
   if (!has_group) {
-    cluster_arrive();
-    cluster_wait();
+    cluster_arrive_apart();
+    cluster_wait_apart();
     if (shares >= 0 && site.makes_tiles()) site.scale_shared_group(shares, norm_weight);
     site.make_mixes(mix_weights);
     return;
@@ -382,8 +358,8 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
   site.store_sums(sums);
   asm volatile("bar.sync 1, %0;" ::"n"(kBlockGroups * kWarp) : "memory");
   site.push_sums();
-  cluster_arrive();
-  cluster_wait();
+  cluster_arrive_apart();
+  cluster_wait_apart();
   site.scale(x, norm_weight);
 }
 

@@ -36,6 +36,7 @@
 #include "kernels/cuda/norm.cuh"
 #include "kernels/cuda/record.cuh"
 #include "kernels/cuda/route_choice.cuh"
+#include "kernels/cuda/sm90_memory.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
 namespace galley::kernels::cuda {
@@ -58,10 +59,6 @@ __device__ __forceinline__ void store_product(const RowProduct& p, int64_t outpu
   });
 }
 
-__host__ __device__ __forceinline__ int64_t strips_of(const RowProduct& p) {
-  return (p.weight.out + kTileOutputs - 1) / kTileOutputs;
-}
-
 // The product that strip `strip` is of, and its first output; null past the end.
 struct Strip {
   const RowProduct* product;
@@ -70,7 +67,7 @@ struct Strip {
 __device__ __forceinline__ Strip strip_at(const RowProduct* products, int32_t count,
                                           int64_t strip) {
   for (int32_t i = 0; i < count; ++i) {
-    const int64_t strips = strips_of(products[i]);
+    const int64_t strips = strips_of(products[i].weight);
     if (strip < strips) return {&products[i], strip * kTileOutputs};
     strip -= strips;
   }
@@ -167,7 +164,7 @@ __global__ void __launch_bounds__(kLoneThreads, 1)
   } else {
     multiply_others(args.query, block - args.query_blocks, shared);
   }
-  cluster_wait();
+  cluster_wait_apart();
 }
 
 // --- x, choice, experts --------------------------------------------------------------
@@ -275,7 +272,7 @@ __device__ __forceinline__ void bring_lines(const uint8_t* from, int64_t bytes) 
   constexpr int64_t kLine = 128;
   const auto lane = static_cast<int64_t>(threadIdx.x % kWarp);
   for (int64_t at = lane * kLine; at < bytes + kLine; at += kWarp * kLine) {
-    asm volatile("prefetch.global.L1 [%0];" ::"l"(from + min(at, bytes - 1)) : "memory");
+    prefetch_l1(from + min(at, bytes - 1));
   }
 }
 
@@ -395,7 +392,7 @@ __global__ void __launch_bounds__(kLoneThreads, 1)
       gate_and_up<kFormat, false>(args, place, output, helps, shared);
     });
   }
-  cluster_wait();
+  cluster_wait_apart();
 }
 
 // --- experts, down ---------------------------------------------------------------------
@@ -472,7 +469,7 @@ void launch_cluster(void (*kernel)(Arguments), int64_t blocks, Stream stream,
 
 int64_t blocks_of(const RowProduct* products, int32_t count) {
   int64_t strips = 0;
-  for (int32_t i = 0; i < count; ++i) strips += strips_of(products[i]);
+  for (int32_t i = 0; i < count; ++i) strips += strips_of(products[i].weight);
   return divide_up(strips, kLoneWarps);
 }
 
@@ -539,7 +536,7 @@ bool lone_query_supports(const LoneQuery& query) {
   }
   if (query.keys.x.rows > 0) {
     const bool rides = query.other_count > 0 && query.others[0].y.data == query.keys.x.data &&
-                       strips_of(query.others[0]) <= kLoneWarps && rides_along(query.keys) &&
+                       strips_of(query.others[0].weight) <= kLoneWarps && rides_along(query.keys) &&
                        query.keys.x.cols <= 8 * kWarp * kRecordVectors;
     if (!rides) return false;
   }

@@ -10,6 +10,7 @@
 // they have read. Sums are those of hc_enter.cu in the same order: the same bits.
 #pragma once
 
+#include "kernels/cuda/cluster_push.cuh"
 #include "kernels/cuda/hc_enter.cuh"
 #include "kernels/cuda/lone_row.h"
 #include "kernels/cuda/narrow_strip.cuh"
@@ -23,13 +24,6 @@ constexpr int kLonePairs = static_cast<int>(kLoneHiddenMax) / 2;
 constexpr int kLoneGroups = static_cast<int>(kLoneHiddenMax) / kGroup;
 constexpr int kLonePartsMax = 8;  // experts of a row
 static_assert(kLoneGroups == kLoneWarps && kLonePairs <= kLoneThreads);
-
-__device__ __forceinline__ void cluster_arrive() {
-  asm volatile("barrier.cluster.arrive.release;" ::: "memory");
-}
-__device__ __forceinline__ void cluster_wait() {
-  asm volatile("barrier.cluster.wait.acquire;" ::: "memory");
-}
 
 struct LoneSiteShared {
   alignas(16) uint32_t x[kLonePairs];  // not yet scaled
@@ -198,7 +192,7 @@ __device__ __forceinline__ void enter_lone(const LoneSite& site, LoneSiteShared&
   await_earlier();
   if (2 * pair < site.x.cols) shared.x[pair] = leave_pair(site, pair).x;
   __syncthreads();
-  cluster_arrive();  // this block has read
+  cluster_arrive_apart();  // this block has read
   put_lone(scale_lone(site, shared.x, norm_weight), site.x.cols, inputs);
 }
 
@@ -267,7 +261,7 @@ __device__ __forceinline__ void finish_lone(const LoneSite& site, LoneSiteShared
     for (int j = 0; j < kStreams; ++j) shared.streams[j][pair] = own.streams[j];
   }
   __syncthreads();
-  cluster_arrive();
+  cluster_arrive_apart();
   // Lane q of the first four has channels 8 q .. 8 q + 7 of the warp's group; other columns are
   // rows that are not there.
   const int vector = warp * kGroupVectors + lane;
@@ -299,7 +293,7 @@ __device__ __forceinline__ void finish_lone(const LoneSite& site, LoneSiteShared
   }
   if (lane == 0) exchange[kSquares] = squares;
   __syncthreads();
-  cluster_wait();  // all blocks have read what is stored from here on
+  cluster_wait_apart();  // all blocks have read what is stored from here on
   if (inside && site.leave.y.data != nullptr) {
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) {

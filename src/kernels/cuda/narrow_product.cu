@@ -30,7 +30,7 @@ constexpr int64_t kSplitRowsMax = 128;  // beyond it inputs are read too often
 // The product that strip `strip` of 16 outputs is of, and its number there; null: of none.
 __device__ __forceinline__ const RowProduct* find_strip(const ProductSet& set, int64_t& strip) {
   for (int32_t i = 0; i < set.count; ++i) {
-    const int64_t strips = (set.products[i].weight.out + kTileOutputs - 1) / kTileOutputs;
+    const int64_t strips = strips_of(set.products[i].weight);
     if (strip < strips) return &set.products[i];
     strip -= strips;
   }
@@ -152,7 +152,7 @@ void launch_narrow(const ProductSet& set, Stream stream) {
   for (int32_t i = 0; i < set.count; ++i) {
     const RowProduct& one = set.products[i];
     CHECK(takes_narrow(one) && !one.quantise && one.x.rows == set.products[0].x.rows);
-    strips += (one.weight.out + kTileOutputs - 1) / kTileOutputs;
+    strips += strips_of(one.weight);
   }
   const int64_t rows = set.count > 0 ? set.products[0].x.rows : 0;
   if (rows == 0) return;

@@ -21,6 +21,10 @@ namespace galley::kernels::cuda {
 constexpr int kTileOutputs = 16;
 constexpr int kTileK = 64;
 
+__host__ __device__ __forceinline__ int64_t strips_of(const WeightView& weight) {
+  return (weight.out + kTileOutputs - 1) / kTileOutputs;
+}
+
 // Four codes of E2M1, the first in the lowest bits of `codes`, times the power of two that is both
 // halves of `factor`, as two pairs of bf16. The bytes of the magnitudes' bf16 are looked up; signs
 // are put above them. One rounding, as of a product in f32 (a scale's code 0 makes subnormals).
