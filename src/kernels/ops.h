@@ -169,6 +169,8 @@ struct StepBounds {
   int32_t experts_per_token = 0;
   int32_t routed_experts = 0;  // that the router chooses from
   int64_t entries = 0;         // compressed entries of one sequence
+  IndexShape index;            // heads 0: no index in this model
+  int32_t index_records_per_page = 0;
   int64_t engram_width = 0;    // columns times width of an Engram row
   int64_t stage_bytes = 0;     // staged by one step
   int64_t logit_rows = 0;      // of vocab logits each, that may be drawn from

@@ -113,7 +113,11 @@ Result<void> Forward::reserve() {
   bounds.routed_experts = config_.routed_experts;
   const int64_t positions =
       options_.positions_max > 0 ? options_.positions_max : config_.positions_max;
-  bounds.entries = cache_.layout().sources.empty() ? 0 : positions;
+  if (const auto& sources = cache_.layout().sources; !sources.empty()) {
+    bounds.entries = positions;
+    bounds.index = index_shape();
+    bounds.index_records_per_page = sources.front().records_per_page;
+  }
   bounds.engram_width = config_.engram.layer_ids.empty() ? 0 : config_.engram.width();
   // Angles of both sets and of the groups, and the page tables.
   bounds.stage_bytes =

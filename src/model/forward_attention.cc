@@ -248,18 +248,21 @@ void Forward::choose_entries(int32_t layer, const RowSet& set) {
   const std::span<IndexRow> index_rows(ws_.index_rows.row(0), static_cast<size_t>(rows));
   const Rows<Bf16> queries = ws_.index_query.first(rows);
   ops_.index_queries(queries, config_.index_heads, set.compressed_angles());
-  const kernels::IndexShape shape = {
-      .heads = config_.index_heads,
-      .head_dim = config_.index_head_dim,
-      .top_k = config_.index_top_k,
-      .pool_blocks = config_.candidate_source >= 0 ? config_.candidate_blocks : 0,
-      .pool_block_size = config_.candidate_block_size};
+  const kernels::IndexShape shape = index_shape();
   ops_.index_select(queries, ws_.head_weight.first(rows), shape, index_rows);
   if (observer_ != nullptr) {
     observer_->index(layer, observed(set), seen_.index_rows(index_rows, shape));
     seen_.clear();
   }
   use_stored_selection(set);
+}
+
+kernels::IndexShape Forward::index_shape() const {
+  return {.heads = config_.index_heads,
+          .head_dim = config_.index_head_dim,
+          .top_k = config_.index_top_k,
+          .pool_blocks = config_.candidate_source >= 0 ? config_.candidate_blocks : 0,
+          .pool_block_size = config_.candidate_block_size};
 }
 
 void Forward::use_stored_selection(const RowSet& set) {

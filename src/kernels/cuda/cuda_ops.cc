@@ -27,6 +27,7 @@
 #include "kernels/cuda/held_copies.h"
 #include "kernels/cuda/held_lone.h"
 #include "kernels/cuda/hyper_connections.h"
+#include "kernels/cuda/index_rooms.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/made_tiles.h"
 #include "kernels/cuda/memory_span.h"
@@ -47,11 +48,8 @@ namespace {
 
 // Steps of more rows launch as they go: the device is then slower than the host.
 constexpr int64_t kGraphRowsMax = 512;
-constexpr int64_t kSideRowsMax = 128;                   // of the shared expert, beside the others
-constexpr int64_t kCopiesAlongMax = 512;                // that a launch of products takes along
-constexpr int64_t kScoreBytesMax = int64_t{256} << 20;  // rows beyond it go in turns
-
-int64_t whole_vectors(int64_t columns) { return (columns + 15) / 16 * 16; }
+constexpr int64_t kSideRowsMax = 128;     // of the shared expert, beside the others
+constexpr int64_t kCopiesAlongMax = 512;  // that a launch of products takes along
 
 class CudaOps final : public Ops {
  public:
@@ -75,42 +73,18 @@ class CudaOps final : public Ops {
   ExpertSharing* sharing() override { return &sharing_; }
 
   Result<void> reserve(const StepBounds& bounds) override {
-    const int64_t rows = bounds.rows;
-    const int64_t pairs = rows * bounds.experts_per_token;
     entries_ = bounds.entries;
     TRY(lane_.reserve(bounds.stage_bytes));
-    bf16(Scratch::kQuantised, rows, whole_vectors(bounds.input_width));
-    bytes(Scratch::kTiles, InputTiles::bytes(rows, bounds.input_width));
-    bytes(Scratch::kMix, hc_enter_workspace_bytes(rows, bounds.hidden));
-    if (bounds.routed_experts > 0) {
-      bytes(Scratch::kRouter, route_workspace_bytes(rows, bounds.hidden, bounds.routed_experts));
-    }
+    scratch_.reserve(bounds);
     for (const MoeWeights& weights : bounds.moe) {
-      const auto experts = static_cast<int32_t>(weights.experts.size());
-      bytes(Scratch::kRouter,
-            route_workspace_bytes(rows, bounds.hidden, std::max(experts, bounds.routed_experts)));
-      if (experts > 0 && weights.experts[0].w1.folded) {
-        bytes(Scratch::kExperts,
-              expert_workspace_bytes(FoldStore::shape_of(weights, bounds.experts_per_token), rows));
-        scratch_.filled(Scratch::kRoutePlan, route_plan_room_bytes());
-        continue;
-      }
-      bf16(Scratch::kGate, pairs + rows, whole_vectors(bounds.expert_width));
-      bf16(Scratch::kUp, pairs, whole_vectors(bounds.expert_width));
-      bf16(Scratch::kSharedGate, rows, whole_vectors(bounds.expert_width));
-      bf16(Scratch::kSharedUp, rows, whole_vectors(bounds.expert_width));
-      bf16(Scratch::kPairs, pairs + rows, bounds.hidden);
-      bf16(Scratch::kShared, rows, bounds.hidden);
-      expert_table(weights);
-      plan_of(pairs, experts, 8);
+      if (!weights.experts.empty() && !weights.experts[0].w1.folded) expert_table(weights);
     }
     flush();  // another table may lie where one was that is gone
     lane_.synchronise();
     if (!bounds.tables.empty()) {
       TRY(engram_.reserve(bounds.tables, bounds.engram_width / bounds.tables[0].width,
-                          std::min(rows, kGraphRowsMax)));
+                          std::min(bounds.rows, kGraphRowsMax)));
     }
-    bytes(Scratch::kDraw, sample_workspace_bytes(bounds.logit_rows, bounds.vocab));
     if (lane_.failure()) return *lane_.failure();
     return {};
   }
@@ -359,24 +333,20 @@ class CudaOps final : public Ops {
       call.row_count = static_cast<int32_t>(queries.rows);
       call.entries_max = entries;
       call.builds_pool = builds_pool;
-      call.scratch_bytes =
-          std::max(index_scratch_bytes(1, entries, builds_pool),
-                   std::min(index_scratch_bytes(queries.rows, entries, builds_pool),
-                            static_cast<size_t>(kScoreBytesMax)));
-      call.scratch = bytes(Scratch::kIndex, static_cast<int64_t>(call.scratch_bytes));
+      const int64_t room = index_room_bytes(queries.rows, entries, builds_pool);
+      call.scratch_bytes = static_cast<size_t>(room);
+      call.scratch = bytes(Scratch::kIndex, room);
       enqueue(index_select_sm90, call, device_.multiprocessors);
       return;
     }
-    const int64_t blocks = entries / std::max(1, shape.pool_block_size) + 1;
-    const int64_t each =
-        std::clamp<int64_t>(kScoreBytesMax / (entries * int64_t{sizeof(float)}), 1, queries.rows);
-    auto* scores = static_cast<float*>(bytes(Scratch::kScores, each * entries * 4));
-    auto* block_scores = static_cast<float*>(bytes(Scratch::kBlockScores, each * blocks * 4));
+    const ScoreRooms rooms = ScoreRooms::of(shape, queries.rows, entries);
+    auto* scores = static_cast<float*>(bytes(Scratch::kScores, rooms.score_bytes));
+    auto* block_scores = static_cast<float*>(bytes(Scratch::kBlockScores, rooms.block_bytes));
     const IndexRow* arguments = staged(rows);
-    for (int64_t begin = 0; begin < queries.rows; begin += each) {
-      const int64_t count = std::min(each, queries.rows - begin);
+    for (int64_t begin = 0; begin < queries.rows; begin += rooms.rows_at_once) {
+      const int64_t count = std::min(rooms.rows_at_once, queries.rows - begin);
       enqueue(launch_index_select, queries.slice(begin, count), head_weights.slice(begin, count),
-              shape, arguments + begin, scores, entries, block_scores, blocks);
+              shape, arguments + begin, scores, entries, block_scores, rooms.blocks);
     }
   }
 
@@ -723,8 +693,8 @@ class CudaOps final : public Ops {
 
   PairPlan plan_of(int64_t pairs, int32_t experts, int32_t tile_rows) {
     const int64_t tiles = expert_tiles_max(pairs, experts, tile_rows);
-    auto* at = static_cast<int32_t*>(
-        bytes(Scratch::kPlan, (pairs + experts + 1 + 2 * tiles + 1) * int64_t{sizeof(int32_t)}));
+    auto* at =
+        static_cast<int32_t*>(bytes(Scratch::kPlan, pair_plan_bytes(pairs, experts, tile_rows)));
     int32_t* const tile_expert = at + pairs + experts + 1;
     return {at, at + pairs, tile_expert, tile_expert + tiles, tile_expert + 2 * tiles};
   }

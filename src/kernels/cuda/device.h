@@ -15,7 +15,9 @@
 // pointers to these.
 struct CUstream_st;
 struct CUevent_st;
+struct CUgraph_st;
 struct CUgraphExec_st;
+struct CUgraphNode_st;
 
 namespace galley::kernels::cuda {
 

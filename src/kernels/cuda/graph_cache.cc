@@ -12,14 +12,14 @@ Result<void> GraphCache::run(const CommandList& list, Stream stream) {
   ++clock_;
   auto found = std::ranges::find(entries_, list.key(), &Entry::key);
   if (found == entries_.end()) {
-    const bool takes_over = oldest_free(list) != nullptr;
+    const bool may_take_over = knows(list);
     if (std::ssize(entries_) == graphs_max_) {
       const auto oldest = std::ranges::min_element(entries_, {}, &Entry::used);
       if (oldest->graph != nullptr) cudaGraphExecDestroy(oldest->graph);
       entries_.erase(oldest);
     }
     entries_.push_back({.key = list.key(), .form = list.form(), .used = clock_});
-    if (!takes_over) {
+    if (!may_take_over) {
       list.run(stream);
       return {};
     }
@@ -32,12 +32,33 @@ Result<void> GraphCache::run(const CommandList& list, Stream stream) {
   return {};
 }
 
-GraphCache::Entry* GraphCache::oldest_free(const CommandList& list) {
+GraphCache::Entry* GraphCache::oldest_free(const CommandList& list, const CommandKey& launches) {
   Entry* oldest = nullptr;
   for (Entry& one : entries_) {
-    if (is_free(one, list) && (oldest == nullptr || one.used < oldest->used)) oldest = &one;
+    if (!is_free(one, list) || one.launches != launches) continue;
+    if (oldest == nullptr || one.used < oldest->used) oldest = &one;
   }
   return oldest;
+}
+
+CommandKey GraphCache::launches_of(CUgraph_st* graph) {
+  size_t count = 0;
+  cudaGraphGetNodes(graph, nullptr, &count);
+  nodes_.resize(count);
+  cudaGraphGetNodes(graph, nodes_.data(), &count);
+  CommandKey launches;
+  for (CUgraphNode_st* node : nodes_) {
+    cudaGraphNodeType type = cudaGraphNodeTypeEmpty;
+    cudaGraphNodeGetType(node, &type);
+    launches.add_value(type);
+    if (type != cudaGraphNodeTypeKernel) continue;
+    cudaKernelNodeParams kernel = {};
+    cudaGraphKernelNodeGetParams(node, &kernel);
+    cudaLaunchAttributeValue cluster = {};
+    cudaGraphKernelNodeGetAttribute(node, cudaLaunchAttributeClusterDimension, &cluster);
+    launches.add_all(kernel.func, cluster.clusterDim.x, cluster.clusterDim.y, cluster.clusterDim.z);
+  }
+  return launches;
 }
 
 Result<void> GraphCache::capture(const CommandList& list, Stream stream, Entry& entry) {
@@ -47,11 +68,14 @@ Result<void> GraphCache::capture(const CommandList& list, Stream stream, Entry& 
   list.run(stream);
   cudaStreamEndCapture(stream, &graph);
   TRY(check_launch("capturing a step"));
-  if (Entry* other = oldest_free(list)) {
+  entry.launches = launches_of(graph);
+  TRY(check_launch("reading the launches of a step"));
+  if (Entry* other = oldest_free(list, entry.launches)) {
     entry.graph = std::exchange(other->graph, nullptr);
+    ++takeovers_;
     cudaGraphExecUpdateResultInfo result = {};
     if (cudaGraphExecUpdate(entry.graph, graph, &result) != cudaSuccess) {
-      cudaGetLastError();  // the same calls, but not the same launches
+      cudaGetLastError();  // the launches wait for each other in another order
       cudaGraphExecDestroy(std::exchange(entry.graph, nullptr));
     }
   }

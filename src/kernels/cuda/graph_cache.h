@@ -6,6 +6,9 @@
 // come for a while: steps of many sequences have a new key whenever one of them
 // ends. For 175 launches that is 0.45 ms of the host, 0.1 of it the update, where
 // launches one by one take 0.6 and another graph up to 0.9 more (one H200's host).
+// Only where every launch is of the same kernel in clusters of the same size: an
+// update leaves a launch its old cluster size without an error (CUDA 13), and the
+// blocks then read memory of others that are not there.
 // The least recently used graph goes when there are too many. Owned by one thread.
 #pragma once
 
@@ -39,11 +42,13 @@ class GraphCache {
   void clear();
 
   int64_t replay_count() const { return replays_; }
+  int64_t takeover_count() const { return takeovers_; }
 
  private:
   struct Entry {
     CommandKey key;
     CommandKey form;
+    CommandKey launches = {};         // of the graph
     CUgraphExec_st* graph = nullptr;  // null: came once
     int64_t used = 0;
   };
@@ -53,12 +58,15 @@ class GraphCache {
   bool is_free(const Entry& entry, const CommandList& list) const {
     return entry.graph != nullptr && entry.form == list.form() && clock_ - entry.used >= kLeftAlone;
   }
-  Entry* oldest_free(const CommandList& list);
+  Entry* oldest_free(const CommandList& list, const CommandKey& launches);
+  CommandKey launches_of(CUgraph_st* graph);
   Result<void> capture(const CommandList& list, Stream stream, Entry& entry);
 
   int32_t graphs_max_;
   std::vector<Entry> entries_;
+  std::vector<CUgraphNode_st*> nodes_;  // of the graph being looked at
   int64_t clock_ = 0;
+  int64_t takeovers_ = 0;
   int64_t replays_ = 0;
 };
 

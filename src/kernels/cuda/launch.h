@@ -26,6 +26,8 @@ void launch_pack_input(Rows<const Bf16> x, bool quantise, Rows<Bf16> to, Stream 
 
 // Whether rows of x can be read in place: whole vectors of 16 bytes.
 bool is_packed_input(Rows<const Bf16> x);
+// Columns of a room for packed rows.
+constexpr int64_t whole_vectors(int64_t columns) { return (columns + 15) / 16 * 16; }
 
 struct RowProduct {
   Rows<const Bf16> x = {};  // is_packed_input
@@ -94,6 +96,8 @@ struct PairPlan {
   int32_t* tile_count = nullptr;   // [1]
 };
 int64_t expert_tiles_max(int64_t pairs, int32_t experts, int32_t tile_rows);
+// Of its five lists.
+int64_t pair_plan_bytes(int64_t pairs, int32_t experts, int32_t tile_rows);
 int32_t expert_tile_rows(int64_t pairs, int32_t experts);
 void launch_expert_plan(Rows<const int32_t> experts, int32_t expert_count, int32_t tile_rows,
                         const PairPlan& plan, Stream stream);

@@ -181,6 +181,11 @@ int64_t expert_tiles_max(int64_t pairs, int32_t experts, int32_t tile_rows) {
   return pairs / tile_rows + (pairs < experts ? pairs : experts);
 }
 
+int64_t pair_plan_bytes(int64_t pairs, int32_t experts, int32_t tile_rows) {
+  const int64_t tiles = expert_tiles_max(pairs, experts, tile_rows);
+  return (pairs + experts + 1 + 2 * tiles + 1) * static_cast<int64_t>(sizeof(int32_t));
+}
+
 void launch_expert_plan(Rows<const int32_t> experts, int32_t expert_count, int32_t tile_rows,
                         const PairPlan& plan, Stream stream) {
   if (experts.rows == 0) return;

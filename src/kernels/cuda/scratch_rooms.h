@@ -8,6 +8,7 @@
 
 #include "kernels/cuda/step_lane.h"
 #include "kernels/memory.h"
+#include "kernels/ops.h"
 
 namespace galley::kernels::cuda {
 
@@ -39,13 +40,20 @@ class ScratchRooms {
   // `flush` hands everything called so far to the lane; the others outlive this.
   ScratchRooms(Memory& memory, StepLane& lane, std::function<void()> flush);
 
+  // Everything that calls within the bounds may ask for. A failure shows in the lane.
+  void reserve(const StepBounds& bounds);
+
   // At least `count` bytes. Grows when a call is larger than all before: that waits for the device,
-  // and graphs are forgotten. Null after a failure, which the step's end tells.
+  // and graphs are forgotten; in a step that waits for the host it fails instead. Null after a
+  // failure, which the step's end tells.
   void* bytes(Scratch which, int64_t count);
   // The same, all of it 0xFF when it is made; the caller names no other count.
   void* filled(Scratch which, int64_t count);
 
  private:
+  void reserve_values(Scratch which, int64_t rows, int64_t columns);
+  void reserve_experts(const MoeWeights& weights, const StepBounds& bounds);
+
   Memory& memory_;
   StepLane& lane_;
   std::function<void()> flush_;
