@@ -171,9 +171,9 @@ struct StepBounds {
   int64_t entries = 0;         // compressed entries of one sequence
   IndexShape index;            // heads 0: no index in this model
   int32_t index_records_per_page = 0;
-  int64_t engram_width = 0;    // columns times width of an Engram row
-  int64_t stage_bytes = 0;     // staged by one step
-  int64_t logit_rows = 0;      // of vocab logits each, that may be drawn from
+  int64_t engram_width = 0;  // columns times width of an Engram row
+  int64_t stage_bytes = 0;   // staged by one step
+  int64_t logit_rows = 0;    // of vocab logits each, that may be drawn from
   int64_t vocab = 0;
   std::span<const MoeWeights> moe;      // of every layer; outlive the steps
   std::span<const EngramTable> tables;  // those whose rows are looked up; outlive the steps
