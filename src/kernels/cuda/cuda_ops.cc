@@ -67,6 +67,7 @@ class CudaOps final : public Ops {
     close_side(side_);
   }
 
+  int64_t appended_count() const { return lane_.appended_count(); }
   std::string_view name() const override { return "cuda"; }
   Memory& memory() override { return *memory_; }
   WeightFolds* folds() override { return &folds_; }
@@ -150,7 +151,7 @@ class CudaOps final : public Ops {
     Rows<const Bf16> exact;
     Rows<const Bf16> quantised;
     InputTiles tiles;
-    const bool raw = fuses_ && made_.of(x).codes == nullptr && makes_rows(x, products);
+    const bool raw = fuses_ && makes_rows(x, products) && made_.take(x).codes == nullptr;
     for (const Product& product : products) {
       CHECK((product.y.data != nullptr) != (product.y_f32.data != nullptr));
       CHECK(product.weight.in == x.cols && (product.quantise_input || !product.weight.folded));
@@ -414,7 +415,7 @@ class CudaOps final : public Ops {
       CHECK(experts.stride == experts.cols && expert_weights.stride == experts.cols);
       auto* room =
           static_cast<uint8_t*>(bytes(Scratch::kExperts, expert_workspace_bytes(shape, x.rows)));
-      const InputTiles x_tiles = made_.of(x);
+      const InputTiles x_tiles = made_.take(x);
       // The place of the fork is an event of this graph, or was recorded as it was listed.
       const bool aside = std::exchange(forked_, nullptr) == x.data && x_tiles.codes != nullptr &&
                          lane_.joins(forked_at_);
@@ -637,7 +638,7 @@ class CudaOps final : public Ops {
   }
   InputTiles input_tiles(Rows<const Bf16> x) {
     CHECK(is_packed_input(x));
-    if (const InputTiles made = made_.of(x); made.codes != nullptr) return made;
+    if (const InputTiles made = made_.take(x); made.codes != nullptr) return made;
     const InputTiles tiles = tiles_room(x);
     const HeldCopies::Aside aside(held_copies_, MemorySpan::of(x), {});
     enqueue_first(quantise_rows, x, tiles.places, tiles.codes, tiles.scale);
@@ -766,5 +767,6 @@ class CudaOps final : public Ops {
 }  // namespace
 
 Result<std::unique_ptr<Ops>> make_cuda_ops(int32_t index) { return CudaOps::create(index); }
+int64_t command_count(const Ops& ops) { return dynamic_cast<const CudaOps&>(ops).appended_count(); }
 
 }  // namespace galley::kernels::cuda

@@ -14,4 +14,8 @@ namespace galley::kernels::cuda {
 // On device `index`. kUnsupported without a driver, a card or CUDA in the build (device.h).
 Result<std::unique_ptr<Ops>> make_cuda_ops(int32_t index);
 
+// How many commands those have given to the device or listed so far, a launch or a few each: tests
+// see by it what became one.
+int64_t command_count(const Ops& ops);
+
 }  // namespace galley::kernels::cuda

@@ -26,12 +26,14 @@ struct Shape {
   int32_t experts;
   int32_t top_k;
   WeightFormat expert_format;
-  bool indexes;  // further products of x, and of the latent
+  bool indexes;      // further products of x, and of the latent
+  int64_t commands;  // of a layer of one row and the next one's site, which comes alone
 };
 constexpr Shape kShapes[] = {
-    {256, 128, 64, 96, 8, 8, 3, WeightFormat::kFp4Row32, true},
-    {128, 64, 32, 64, 4, 4, 2, WeightFormat::kFp4Row32, false},
-    {64, 32, 32, 32, 4, 5, 1, WeightFormat::kBf16, true},
+    {256, 128, 64, 96, 8, 8, 3, WeightFormat::kFp4Row32, true,
+     7},  // a group of heads is too wide for one launch
+    {128, 64, 32, 64, 4, 4, 2, WeightFormat::kFp4Row32, false, 4},
+    {64, 32, 32, 32, 4, 5, 1, WeightFormat::kBf16, true, 4},
 };
 constexpr int64_t kRows = 2;
 constexpr int32_t kGroups = 2;
@@ -279,6 +281,19 @@ TEST_P(CudaLoneRow, TogetherIsOneAfterTheOther) {
       EXPECT_TRUE(run(calls, false) == expected) << "run " << turn;
     }
   }
+}
+
+// A layer of one row is three commands (four launches), also behind a step of more rows, whose
+// products have asked for what they lacked.
+TEST_P(CudaLoneRow, IsFewCommands) {
+  const auto count = [&](int64_t rows) {
+    const int64_t before = cuda::command_count(*ops_);
+    run(layer(rows), false);
+    return cuda::command_count(*ops_) - before;
+  };
+  count(1);  // working memory grows
+  EXPECT_GT(count(2), GetParam().commands);
+  for (int turn = 0; turn < 2; ++turn) EXPECT_EQ(count(1), GetParam().commands);
 }
 
 // A layer that ends anywhere, and one that lacks any of its operations.

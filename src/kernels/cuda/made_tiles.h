@@ -24,10 +24,10 @@ class MadeTiles {
   void made_products() { products_alone_ = true; }
   bool products_alone() const { return products_alone_; }
   void forget() { *this = MadeTiles(columns_); }
-  // Whether x has tiles; asking for them is what makes them wanted.
   bool has(Rows<const Bf16> x) const { return is(x) && tiles_.codes != nullptr; }
-  // Of x, for folded products; without codes if they were not made, or are forgotten.
-  InputTiles of(Rows<const Bf16> x) {
+  // Of x, for folded products: asking makes them wanted. Without codes if they were not made, or
+  // are forgotten.
+  InputTiles take(Rows<const Bf16> x) {
     if (!is(x)) return {};
     if (x.cols % kChunk == 0) columns_ = x.cols;
     return tiles_;

@@ -18,6 +18,7 @@ Result<DeviceProperties> open_device(int32_t /*index*/) { return without_cuda();
 Result<void> reach_device(int32_t /*other*/) { return without_cuda(); }
 Result<void> check_launch(const char* /*what*/) { return without_cuda(); }
 Result<std::unique_ptr<Ops>> make_cuda_ops(int32_t /*index*/) { return without_cuda(); }
+int64_t command_count(const Ops& /*ops*/) { return 0; }
 Result<KernelFloors> measure_kernel_floors() { return without_cuda(); }
 Result<void> bench_experts(const KernelFloors& /*floors*/, bool /*quick*/,
                            const ReportKernel& /*report*/) {
