@@ -44,6 +44,7 @@ __global__ void __launch_bounds__(kLoneThreads, 1)
   extern __shared__ __align__(16) uint8_t shared_bytes[];
   __shared__ LoneOutputShared shared;
   cluster_arrive_apart();  // so that nobody pushes into a block that has not begun
+  let_next_begin();
   const RowProduct& inner = args.inner;
   const RowProduct& outer = args.outer;
   const auto groups = static_cast<int>(gridDim.x);

@@ -8,7 +8,8 @@
 // reads or writes what another kernel writes or reads: a kernel that ends has waited for the one
 // before it. So a kernel may leave early only behind this call. What is constant while a model is
 // loaded may be read before it; so may what the kernel in front does not write, since that one was
-// let go on by the end of all others (attention's keys, while a product makes its queries).
+// let go on by the end of all others (attention's keys, while a product makes its queries),
+// unless it lets the next one begin before its own wait (let_next_begin()).
 //
 // Copies and kernels that are launched elsewhere keep their full order with these, on both sides.
 // Captured, an order of two kernels is a programmatic edge of the graph, any other a full one.
@@ -30,6 +31,14 @@ namespace galley::kernels::cuda {
 // are then under way, and blocks that wait never take the room of blocks that work.
 __device__ __forceinline__ void await_earlier() {
   asm volatile("griddepcontrol.wait;" ::: "memory");
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+}
+
+// Lets the next kernel be placed already, by one that has few blocks and may be behind another
+// such: what the next one has to do before its own wait (weights to unpack) passes meanwhile. That
+// one must not read before its wait what is older than this kernel: this one has not waited yet. It
+// still waits for this one's end, which comes behind the end of all before.
+__device__ __forceinline__ void let_next_begin() {
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
 }
 
