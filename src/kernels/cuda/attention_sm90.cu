@@ -13,16 +13,17 @@
 // putting their bits in place and one bf16 multiplication with the scale, which also mends
 // exponents and subnormals; keys stay 2^32 too small until the end, so that no scale overflows.
 // The stabiliser of the softmax moves only when the maximum grows 2^8 times: accumulators are
-// hardly ever rescaled. The next row's q comes while the last softmax of a row is taken, and its
-// selection is looked up while its window is decoded.
+// hardly ever rescaled. Those who add up values, and wait most, bring the next row's q while the
+// last softmax of a row is taken; its selection is looked up while its window is decoded.
 //
 // Few rows: attention_pair_sm90.cu, two CTAs a row, and fewer still attention_cluster_sm90.cu.
 // Every sum has the same order there, so a row's bits do not depend on the number of rows.
 //
-// Measured on one H200: 30 us at 67 rows, 344 TFLOP/s at 128, 380 at 512, 454 in prefill. What
-// limits it: the one warpgroup of the scores, whose products (1,600 cycles of a block's 4,300),
-// probabilities (1,500) and sums (450) follow each other; the decoders wait for places a sixth of
-// their time (docs/benchmarks.md: the parts, and what was tried).
+// Measured on one H200: 29 us at 67 rows, 349 TFLOP/s at 128, 388 at 512, 447 to 453 in prefill.
+// What limits it: the one warpgroup of the scores, whose products (1,600 cycles of a block's
+// 4,300), probabilities (1,500) and sums (450) follow each other; the decoders wait for places a
+// sixth of their time (docs/benchmarks.md: the parts, and what was tried). When it brought q as
+// well, in the same run: 345, 378, 438 to 445; window keys alone took 7 % longer.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -42,8 +43,8 @@ using namespace attention;  // NOLINT: the other half of one kernel
 
 // --- scores and probabilities ------------------------------------------------
 
-// q of one row on its way to shared memory: warp w brings heads 16 w .. 16 w + 15, a thread always
-// the same eighth of a tile.
+// q of one row on its way to shared memory: warp w of a warpgroup has heads 16 w .. 16 w + 15, a
+// thread always the same eighth of a tile.
 struct QueryPlace {
   int32_t head;
   int32_t chunk;
@@ -57,28 +58,54 @@ struct QueryPlace {
   }
 };
 
-__device__ __forceinline__ void start_query(const Bf16* q, uint32_t shared) {
-#pragma unroll 8
-  for (int32_t i = 0; i < 32; ++i) {
-    const QueryPlace place(i % 4);
-    const int32_t tile = i / 4;
-    copy_16(place.at(shared, tile), q + place.head * kWidth + tile * 64 + place.chunk * 8);
-  }
+// The row's q is there; it has been read.
+__device__ __forceinline__ uint32_t query_full(uint32_t shared) {
+  return shared + kBarriersAt + 48;
+}
+__device__ __forceinline__ uint32_t query_empty(uint32_t shared) {
+  return shared + kBarriersAt + 56;
 }
 
-// Turns what this thread brought of the last tile, when it is there.
-__device__ __forceinline__ void turn_query(const AttentionCall& call, int32_t row,
-                                           uint32_t shared) {
-  constexpr int32_t kLast = kWidth / 64 - 1;
-  const Turn turn = turn_of(kLast * 64 + QueryPlace(0).chunk * 8, call.rotary,
-                            call.cos + row * call.angle_stride, call.sin + row * call.angle_stride);
-  copy_wait();
-  if (!turn.turns) return;
+// By the warpgroups of the values, which wait most: half of the tiles each.
+__device__ __forceinline__ void bring_query(const AttentionCall& call, int32_t row, int32_t half,
+                                            uint32_t shared) {
+  const QueryPlace even(0);
+  const QueryPlace odd(1);
+  const Bf16* q = call.q + row * call.q_stride + even.head * kWidth + half * 256 + even.chunk * 8;
+  uint32_t to = shared + half * 4 * kTileBytes;
 #pragma unroll 1
-  for (int32_t i = 0; i < 4; ++i) {
-    const uint32_t at = QueryPlace(i).at(shared, kLast);
-    store_shared(at, turn.forward(load_shared_16(at)));
+  for (int32_t tile = 0; tile < 4; ++tile) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const QueryPlace& place = i % 2 == 0 ? even : odd;
+      copy_16(place.at(to, 0) + i / 2 * (8 * 128), q + i * (4 * kWidth));
+    }
+    to += kTileBytes;
+    q += 64;
   }
+  copy_arrive(query_full(shared));
+}
+
+// When it is there, by the warpgroup of the scores: what has to turn turns.
+__device__ __forceinline__ void await_query(const AttentionCall& call, int32_t row, uint32_t shared,
+                                            uint32_t parity) {
+  constexpr int32_t kLast = kWidth / 64 - 1;
+  Turn turn = {};
+  if (call.turns != 0) {
+    turn = turn_of(kLast * 64 + QueryPlace(0).chunk * 8, call.rotary,
+                   call.cos + row * call.angle_stride, call.sin + row * call.angle_stride);
+  }
+  barrier_wait(query_full(shared), parity);
+  if (call.turns == 0) return;
+  if (turn.turns) {
+#pragma unroll 1
+    for (int32_t i = 0; i < 4; ++i) {
+      const uint32_t at = QueryPlace(i).at(shared, kLast);
+      store_shared(at, turn.forward(load_shared_16(at)));
+    }
+  }
+  fence_async_proxy();
+  named_sync(2, kGroup);
 }
 
 __device__ __forceinline__ void tell_probabilities(uint32_t shared, int32_t slot) {
@@ -96,24 +123,20 @@ __device__ __forceinline__ void score_keys(const Work& work) {
   uint32_t parity = 0;
   int32_t row = static_cast<int32_t>(blockIdx.x);
   if (row >= work.call.row_count) return;
-  start_query(work.call.q + row * work.call.q_stride, shared);
+  uint32_t query_parity = 0;
   Geometry g = geometry_of(work.call.rows + row);
   for (;;) {
     const int32_t next_row = row + static_cast<int32_t>(gridDim.x);
     const bool more = next_row < work.call.row_count;
-    if (g.blocks > 0) {
-      if (work.call.turns != 0) turn_query(work.call, row, shared);
-      copy_wait();
-      fence_async_proxy();
-      named_sync(2, kGroup);
-    }
+    await_query(work.call, row, shared, query_parity);
+    query_parity ^= 1;
     Geometry next_g = g;
-    const Bf16* next_q = work.call.q + next_row * work.call.q_stride;
-    if (more) {
-      next_g = geometry_of(work.call.rows + next_row);
-#pragma unroll
-      for (int32_t i = 0; i < 4; ++i) prefetch_l2(next_q + (thread + i * kGroup) * 64);
-    }
+    if (more) next_g = geometry_of(work.call.rows + next_row);
+    const auto query_read = [&] {
+      __syncwarp();
+      if ((thread & 31) == 0) barrier_arrive(query_empty(shared));
+    };
+    if (g.blocks == 0) query_read();
     Softmax upper, lower;
     float rescale_upper = 1.0F;
     float rescale_lower = 1.0F;
@@ -137,10 +160,7 @@ __device__ __forceinline__ void score_keys(const Work& work) {
       }
       wgmma_wait<0>();
       hold_registers(s);
-      if (more && block + 1 == g.blocks) {  // q has been read: the next row's may come
-        named_sync(2, kGroup);
-        start_query(next_q, shared);
-      }
+      if (block + 1 == g.blocks) query_read();
       const int32_t keys = g.keys_in(block);
       if (keys < kBlock) mask_scores(s, keys);
       rescale_upper = upper.update<0>(s, scale, first);
@@ -176,10 +196,6 @@ __device__ __forceinline__ void score_keys(const Work& work) {
       slot ^= 1;
     }
     if (!more) return;
-    if (g.blocks == 0) {  // nothing has waited for q, or read it
-      copy_wait();
-      start_query(next_q, shared);
-    }
     row = next_row;
     g = next_g;
   }
@@ -198,12 +214,28 @@ __device__ __forceinline__ void sum_values(const Work& work, int32_t half) {
   uint32_t parity = 0;
   int32_t row = static_cast<int32_t>(blockIdx.x);
   if (row >= work.call.row_count) return;
+  bring_query(work.call, row, half, shared);
+  uint32_t query_parity = 0;
   int32_t blocks = geometry_of(work.call.rows + row).blocks;
   for (;;) {
     const int32_t next_row = row + static_cast<int32_t>(gridDim.x);
     const bool more = next_row < work.call.row_count;
     int32_t next_blocks = 0;
-    if (more) next_blocks = geometry_of(work.call.rows + next_row).blocks;
+    if (more) {
+      next_blocks = geometry_of(work.call.rows + next_row).blocks;
+      const Bf16* next_q =
+          work.call.q + next_row * work.call.q_stride + half * (kHeads * kWidth / 2);
+#pragma unroll
+      for (int32_t i = 0; i < 2; ++i) prefetch_l2(next_q + (thread + i * kGroup) * 64);
+    }
+    // The next row's q, when the scores have read this one's.
+    const auto next_query = [&] {
+      if (!more) return;
+      barrier_wait(query_empty(shared), query_parity);
+      query_parity ^= 1;
+      bring_query(work.call, next_row, half, shared);
+    };
+    if (blocks == 0) next_query();
     if (lane == 0) {
       prefetch_l1(work.call.cos + row * work.call.angle_stride);
       prefetch_l1(work.call.sin + row * work.call.angle_stride);
@@ -216,6 +248,7 @@ __device__ __forceinline__ void sum_values(const Work& work, int32_t half) {
       for (int32_t i = 0; i < kParts * 64; ++i) o[i / 64][i % 64] = 0.0F;
     }
     for (int32_t block = 0; block < blocks; ++block) {
+      if (block + 1 == blocks) next_query();
       barrier_wait(probability_barrier(shared, slot), parity);
       const uint32_t statistics = shared + slot * 256 + head * 4;
       if (block != 0) {
@@ -298,6 +331,8 @@ __global__ void __launch_bounds__(kThreads, 1) attention_kernel(const AttentionC
       barrier_init(empty_barrier(work.shared, slot), 8);
       barrier_init(probability_barrier(work.shared, slot), kGroup / 32);
     }
+    barrier_init(query_full(work.shared), 2 * kGroup);
+    barrier_init(query_empty(work.shared), kGroup / 32);
     barrier_init_fence();
   }
   __syncthreads();

@@ -273,7 +273,11 @@ class CudaOps final : public Ops {
 
   void rope(Rows<Bf16> x, int32_t heads, const RopeAngles& angles, bool inverse) override {
     if (x.rows == 0) return;
+    const bool products = made_.products_alone();
+    const int64_t launches = lane_.appended_count();
     settle();
+    // Held, it writes nothing: the last launch is what it was.
+    if (products && lane_.appended_count() == launches) made_.made_products();
     held_rope_ = HeldRope{x, heads, angles, inverse};
     if (!fuses_ || inverse) settle();
   }
