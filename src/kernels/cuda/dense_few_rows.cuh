@@ -15,6 +15,14 @@
 // their groups in order through shared memory. dense_tiles.cuh adds its groups in the same order:
 // the same bits.
 //
+// A block that has the shared memory of a multiprocessor copies by four warps: one that issues the
+// four copies of a chunk takes longer than its products. 5,120 x 8,192 then takes 13.4 us instead
+// of 15.2 at 16 rows, 15.2 instead of 17.3 at 64; 5,120 x 2,304 5.0 instead of 5.6 at 32. Blocks
+// that share one have two such warps: with four, three blocks had no registers (10.1 us instead
+// of 7.6 for 512 x 5,120 at 256 rows), and their copies are few. From 33 rows on, or 17 of long
+// sums, whole sums are dense_tiles.cuh's: 64 rows by 48 slots are 107 tiles of 5,120 where strips
+// of 64 are 80.
+//
 // Tried, on one H200: products of several chunks under way before the first is promoted, since
 // waiting for one at a time is most of a warpgroup's time: 20.8 to 16.9 us for wo_b at 64 rows with
 // four chunks, where a block has the shared memory of a multiprocessor; nothing at 8 rows, and
@@ -38,7 +46,9 @@ struct FewRowsForm {
   static constexpr int kGroups = kGroupsIn;
   static constexpr int kStrips = kStripsIn;
   static constexpr ResultForm kResult = kResultIn;
-  static constexpr int kThreads = kStrips * 128 + 32;
+  // Blocks that share a multiprocessor have few registers for more.
+  static constexpr int kCopyWarps = kRoomKb > 113 ? 4 : 2;
+  static constexpr int kThreads = kStrips * 128 + kCopyWarps * 32;
   static constexpr int kCodesAt = kTokens * kChunk;
   static constexpr int kTailAt = kCodesAt + kStrips * kFp8Codes;
   static constexpr int kScalesAt = kTailAt + kStrips * kFp8Scales;
@@ -108,6 +118,84 @@ __device__ __forceinline__ void promote_fp8(const float* partial, float2 scale, 
   sum[1] = fmaf(partial[1], first.y, sum[1]);
   sum[2] = fmaf(partial[2], second.x, sum[2]);
   sum[3] = fmaf(partial[3], second.y, sum[3]);
+}
+
+struct FewRowsRing {
+  uint32_t ring;
+  uint32_t full;
+  uint32_t empty;
+};
+
+// A piece of every chunk.
+struct FewRowsPiece {
+  const uint8_t* from;
+  int64_t step;
+  uint32_t to;  // in a stage
+  uint32_t bytes;
+};
+
+template <class Form, int kPieces>
+__device__ __forceinline__ void copy_pieces(FewRowsPiece (&pieces)[kPieces], uint32_t expected,
+                                            int32_t begin, int32_t end, const FewRowsRing& view) {
+  RingPlace place;
+#pragma unroll
+  for (FewRowsPiece& piece : pieces) piece.from += begin * piece.step;
+#pragma unroll 1
+  for (int32_t chunk = begin; chunk < end; ++chunk) {
+    const uint32_t barrier = view.full + place.barrier;
+    barrier_wait(view.empty + place.barrier, place.parity ^ 1);
+    if (elected()) {
+      if (expected > 0) barrier_expect(barrier, expected);
+#pragma unroll
+      for (const FewRowsPiece& piece : pieces) {
+        if (piece.bytes > 0) {
+          bulk_load(view.ring + place.bytes + piece.to, piece.from, piece.bytes, barrier);
+        }
+      }
+    }
+#pragma unroll
+    for (FewRowsPiece& piece : pieces) piece.from += piece.step;
+    place.template advance<Form>();
+  }
+}
+
+// Of the warps that copy, the first brings weights, the next one rows; where there are four, two
+// more bring the scales of both, since one that issues all of a chunk's copies takes longer than
+// its products. Weights are constant: the ring is filled with them while an earlier kernel makes x.
+template <class Form>
+__device__ __forceinline__ void copy_few_rows(const DenseItem& item, int32_t begin, int32_t end,
+                                              const FewRowsRing& view, int32_t copier) {
+  constexpr bool kPair = Form::kStrips == 2;  // one piece, its scales behind
+  const ProductArguments& args = item.args;
+  const uint32_t rows = (item.block.rows + 7) & ~7;
+  const uint8_t* weights =
+      args.weights + static_cast<int64_t>(item.strip / 4) * args.chunks * fp8_chunk_bytes();
+  const FewRowsPiece codes = {weights + fp8_codes_at(item.strip % 4), fp8_chunk_bytes(),
+                              Form::kCodesAt,
+                              Form::kStrips * kFp8Codes + (kPair ? 2 * kFp8Scales : 0)};
+  const FewRowsPiece tail = {weights + fp8_scales_at(item.strip % 4), fp8_chunk_bytes(),
+                             Form::kTailAt, kPair ? 0 : kFp8Scales};
+  const FewRowsPiece row_codes = {args.x + static_cast<int64_t>(item.block.row) * kChunk,
+                                  args.x_rows * kChunk, 0, rows * kChunk};
+  const FewRowsPiece row_scales = {reinterpret_cast<const uint8_t*>(args.x_scale + item.block.row),
+                                   args.x_rows * 4, Form::kScalesAt, rows * 4};
+  constexpr uint32_t kWeightBytes = Form::kStrips * (kFp8Codes + kFp8Scales);
+  const uint32_t row_bytes = rows * (kChunk + 4);
+  if (copier % 2 == 1) await_earlier();
+  if constexpr (Form::kCopyWarps == 2) {
+    FewRowsPiece pieces[2] = {copier == 0 ? codes : row_codes, copier == 0 ? tail : row_scales};
+    copy_pieces<Form>(pieces, copier == 0 ? kWeightBytes : row_bytes, begin, end, view);
+  } else {
+    FewRowsPiece pieces[1] = {copier == 0   ? codes
+                              : copier == 1 ? row_codes
+                              : copier == 2 ? tail
+                                            : row_scales};
+    copy_pieces<Form>(pieces,
+                      copier == 0   ? kWeightBytes
+                      : copier == 1 ? row_bytes
+                                    : 0,
+                      begin, end, view);
+  }
 }
 
 // What a warpgroup of the block sums up.
@@ -191,56 +279,15 @@ __global__ void __launch_bounds__(Form::kThreads)
   const int32_t chunk_end = args.chunks * (group + 1) / Form::kGroups;
 
   if (threadIdx.x == 0) {
-    make_ring<Form>(full, empty, 1, 4 * Form::kStrips);
+    make_ring<Form>(full, empty, 2, 4 * Form::kStrips);  // weights and rows
     barrier_init_fence();
   }
   __syncthreads();
 
-  if (warp == 4 * Form::kStrips) {
-    if (lane == 0) {
-      const int32_t strip = item.strip;
-      const uint8_t* weights =
-          args.weights +
-          (static_cast<int64_t>(strip / 4) * args.chunks + chunk_begin) * fp8_chunk_bytes();
-      const uint32_t rows = (block.rows + 7) & ~7;
-      const uint8_t* x = args.x + (chunk_begin * args.x_rows + block.row) * kChunk;
-      const float* x_scale = args.x_scale + chunk_begin * args.x_rows + block.row;
-      const auto load_weights = [&](const RingPlace& at) {
-        const uint32_t stage = ring_address + at.bytes;
-        const uint32_t barrier = full + at.barrier;
-        barrier_expect(barrier, Form::kStrips * (kFp8Codes + kFp8Scales) + rows * (kChunk + 4));
-        if constexpr (Form::kStrips == 2) {  // a pair is one piece
-          bulk_load(stage + Form::kCodesAt, weights + fp8_codes_at(strip % 4),
-                    2 * (kFp8Codes + kFp8Scales), barrier);
-        } else {
-          bulk_load(stage + Form::kCodesAt, weights + fp8_codes_at(strip % 4), kFp8Codes, barrier);
-          bulk_load(stage + Form::kTailAt, weights + fp8_scales_at(strip % 4), kFp8Scales, barrier);
-        }
-        weights += fp8_chunk_bytes();
-      };
-      // Weights are constant: the ring is filled with them while an earlier kernel makes x.
-      const int32_t early_end = min(chunk_end, chunk_begin + Form::kStages);
-      RingPlace early;
-      for (int32_t chunk = chunk_begin; chunk < early_end; ++chunk) {
-        load_weights(early);
-        early.template advance<Form>();
-      }
-      await_earlier();
-      RingPlace place;
-      for (int32_t chunk = chunk_begin; chunk < chunk_end; ++chunk) {
-        const uint32_t stage = ring_address + place.bytes;
-        const uint32_t barrier = full + place.barrier;
-        if (chunk >= early_end) {
-          barrier_wait(empty + place.barrier, place.parity ^ 1);
-          load_weights(place);
-        }
-        bulk_load(stage, x, rows * kChunk, barrier);
-        bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
-        x += args.x_rows * kChunk;
-        x_scale += args.x_rows;
-        place.template advance<Form>();
-      }
-    }
+  if (warp >= 4 * Form::kStrips) {
+    const FewRowsRing view{ring_address, full, empty};
+    copy_few_rows<Form>(item, chunk_begin, chunk_end, view,
+                        static_cast<int32_t>(warp_uniform(warp - 4 * Form::kStrips)));
     __syncwarp();
     await_earlier();
   } else {

@@ -16,6 +16,12 @@ constexpr int32_t kFewRowsMax = 64;
 // Sums of parts up to so many blocks, all of which run at once: 256 rows of 512 x 5,120 take 7.6 us
 // here and 9.5 there, of 1,280 x 5,120 16 and 11.
 constexpr int32_t kFewSplitBlocks = 352;
+// Tiles of up to 64 rows, on one H200: 5,120 x 8,192 takes 13.8 us, by few rows 15.0 to 15.5 (17.3
+// while one thread issued all copies); 4,608 x 5,120 9.3 and 9.6 to 9.9 (11.1); 32,768 x 1,280 12.6
+// and 13.3. At 32 rows only long sums gain: 13.6 and 14.4; 9.1 and 8.8 for 40 chunks.
+constexpr TileCut kFewTile{.rows = 64, .slots = 48, .batch = 4, .teams = 1, .stages = 14};
+constexpr int32_t kLongSum = 48;  // chunks
+constexpr TileCut kFewWideTile{.rows = 64, .slots = 128, .batch = 2};
 // From so many strips on, blocks of two find enough of them for the whole device.
 constexpr int32_t kManyStrips = 256;
 
@@ -85,6 +91,7 @@ template <TileChoice kChoice>
 int64_t tile_cost(const TileSet& set) {
   constexpr int32_t kMultiprocessors = 132;
   using Form = TileForm<kChoice.cut, ResultForm::kF32, false, false>;
+  if (set.common.chunks <= kChoice.cut.stages) return INT64_MAX;
   constexpr int32_t kClusters = kMultiprocessors / Form::kCluster;
   const int64_t rounds = (TileItems<Form>(set).count() + kClusters - 1) / kClusters;
   return rounds * (int64_t{set.common.chunks} * kChoice.chunk + kChoice.tile);
@@ -101,14 +108,17 @@ void launch_cheapest(Stream stream, TileSet& set) {
   (launch_if.template operator()<kChoices>(), ...);
 }
 
-// Of 21 forms, on one H200, 128 to 16,384 rows of the released shapes: with these six the one that
-// costs least takes 0.6 % longer than the best one, on average.
+// Of 21 forms, on one H200, 128 to 16,384 rows of the released shapes: with these the one that
+// costs least takes 0.6 % longer than the best one, on average. Of 65 to 128 rows tiles of 48 slots
+// without clusters: 5,120 x 8,192 16.3 us instead of 19.2, 4,608 x 5,120 11.0 and 12.3, 5,120 x
+// 2,304 6.7 and 7.5; with 7 stages 19.2, 12.2 and 7.2.
 template <ResultForm kResult>
 void launch_whole_tiles(Stream stream, TileSet& set) {
   launch_cheapest<kResult, false,  //
                   TileChoice{{.rows = 64, .slots = 96, .along = 2, .batch = 4}, 245, 500},
                   TileChoice{{.rows = 64, .slots = 160, .along = 2, .batch = 3}, 320, 1000},
-                  TileChoice{{.rows = 128, .slots = 80, .along = 2, .batch = 3}, 315, 1000},
+                  TileChoice{{.rows = 128, .slots = 48, .batch = 4, .stages = 9}, 205, 300},
+                  TileChoice{{.rows = 128, .slots = 80, .batch = 3}, 310, 1000},
                   TileChoice{{.rows = 128, .slots = 128}, 400, 1500},
                   TileChoice{{.rows = 128, .slots = 160, .along = 2}, 470, 1500},
                   TileChoice{{.rows = 128, .slots = 256, .along = 2, .parts = 2}, 750, 2000}>(
@@ -126,15 +136,20 @@ void launch_split_tiles(Stream stream, TileSet& set) {
       stream, set);
 }
 
-// Many rows.
-template <bool kGrouped, ResultForm kResult>
-void launch_many_rows(Stream stream, const DenseSet& set) {
-  constexpr TileCut kAnyCut{.rows = 128, .slots = 128};
+TileSet tile_set(const DenseSet& set) {
   TileSet tiles{};
   tiles.common = set.common;
   tiles.common.groups = dense_sum_groups(set.parts[0].slots, set.common.chunks);
   std::copy_n(set.parts, set.count, tiles.parts);
   tiles.count = set.count;
+  return tiles;
+}
+
+// Many rows.
+template <bool kGrouped, ResultForm kResult>
+void launch_many_rows(Stream stream, const DenseSet& set) {
+  constexpr TileCut kAnyCut{.rows = 128, .slots = 128};
+  TileSet tiles = tile_set(set);
   if constexpr (kResult != ResultForm::kF32) {
     if (takes_boxes(set)) {
       if constexpr (kGrouped) {
@@ -148,12 +163,33 @@ void launch_many_rows(Stream stream, const DenseSet& set) {
   launch_tiles<TileForm<kAnyCut, kResult, kGrouped, false>>(stream, tiles);
 }
 
+// Up to 64 rows by tiles, where there are enough of them for it and no copies to take along.
+template <ResultForm kResult>
+bool launch_few_tiles(Stream stream, const DenseSet& set) {
+  if constexpr (kResult != ResultForm::kF32) {
+    const int32_t rows = set.common.rows;
+    const int32_t chunks = set.common.chunks;
+    if (rows > kFewRowsMax || set.copy_count > 0 || !takes_boxes(set)) return false;
+    TileSet tiles = tile_set(set);
+    if (strips_of(set) >= kManyStrips) {
+      if (rows <= 8 || chunks <= kFewWideTile.stages) return false;
+      launch_tiles<TileForm<kFewWideTile, kResult, false, true>>(stream, tiles);
+      return true;
+    }
+    if (rows <= (chunks > kLongSum ? 16 : 32) || chunks <= kFewTile.stages) return false;
+    launch_tiles<TileForm<kFewTile, kResult, false, true>>(stream, tiles);
+    return true;
+  }
+  return false;
+}
+
 // Sums of one part: 64 strips or more. As few blocks as multiprocessors take all of the shared
 // memory, since one's copies in flight are then what its bandwidth comes from.
 template <ResultForm kResult>
 void launch_whole(Stream stream, const DenseSet& set) {
   const int32_t rows = set.common.rows;
   if (takes_turns(set)) return dense_turns(stream, set);
+  if (launch_few_tiles<kResult>(stream, set)) return;
   if (strips_of(set) >= kManyStrips) {
     if (rows <= 8) return launch_few_rows<FewRowsForm<8, 1, 2, 111, kResult, 4>>(stream, set);
     if (rows <= 32) return launch_few_rows<FewRowsForm<32, 1, 1, 111, kResult, 4>>(stream, set);

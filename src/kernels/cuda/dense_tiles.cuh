@@ -21,6 +21,11 @@
 // is one copy of 16 KB, a thread was enough. A warp that keeps together and elects the lane (the
 // operands stay in uniform registers) is 1 to 3 % faster than a lone lane.
 //
+// Up to 64 rows a tile of 48 slots has one warpgroup and a ring of 14 stages, since weights come
+// from memory then: 64 rows of 5,120 x 8,192 13.8 us, with clusters of two or four that share the
+// copies of rows 14.8 and 14.4, with 64 slots 15.5. 65 to 128 rows by 48 slots: 16.3 us, 18.2 with
+// clusters.
+//
 // What limits it: a product of 64 rows x n slots x 32 takes n / 2 + 16 cycles in every form, as if
 // its rows were read from shared memory before its slots, so that a chunk of 128 x 256 takes 1,180
 // to 1,280 cycles where multiplying is 1,024, one of 128 x 128 660 for 512, of 64 x 64 280 for 128.
@@ -80,6 +85,8 @@ struct TileCut {
   int across = 1;
   int parts = 1;
   int batch = 1;
+  int teams = 2;   // warpgroups that multiply
+  int stages = 7;  // at most
 };
 
 template <TileCut kCut, ResultForm kResultIn, bool kGroupedIn, bool kBoxesIn>
@@ -97,10 +104,11 @@ struct TileForm {
   // Outputs go through shared memory and the copy engine, or straight from registers.
   static constexpr bool kBoxes = kBoxesIn;
 
-  static constexpr int kThreads = 3 * 128;  // two warpgroups multiply, threads of the third copy
+  static constexpr int kTeams = kCut.teams;
+  static constexpr int kThreads = (kTeams + 1) * 128;   // the last warpgroup's threads copy
   static constexpr int kPanel = 2048 / kRows / kAlong;  // of rows, in clusters
   // A warpgroup has 64 rows by all slots, or by half of them.
-  static constexpr bool kHalves = kRows == 64;
+  static constexpr bool kHalves = kRows == 64 && kTeams == 2;
   static constexpr int kOwn = kHalves ? kSlots / 2 : kSlots;
   static constexpr int kPart = kOwn / kParts;
   // Slots from one scale to the next that a thread loads: 32 have one, if none are cut apart.
@@ -137,11 +145,11 @@ struct TileForm {
   static constexpr bool kSwizzled = kBoxColumns == 64 || kBoxColumns == 32;
   static constexpr int kOwnBoxes = kOwnColumns / kBoxColumns;
   static constexpr int kBoxBytes = 64 * kBoxColumns * 2;
-  static constexpr int kOutputBytes = kBoxes ? 2 * kOwnBoxes * kBoxBytes : 0;
+  static constexpr int kOutputBytes = kBoxes ? kTeams * kOwnBoxes * kBoxBytes : 0;
   static constexpr int kStagesMost = (227 * 1024 - 2048 - kOutputBytes) / kStageBytes;
-  static constexpr int kStages = kStagesMost < 7 ? kStagesMost : 7;
+  static constexpr int kStages = kStagesMost < kCut.stages ? kStagesMost : kCut.stages;
   static constexpr int kSharedBytes = kStages * kStageBytes + kOutputBytes + 2048;
-  static_assert(kRows == 64 || kRows == 128);
+  static_assert(kRows == 64 || (kRows == 128 && kTeams == 2));
   static_assert(kOwn % 16 == 0 && kPart % 16 == 0 && kSlots / kAlong % 8 == 0);
   static_assert(kParts == 1 || kBatch == 1);
   static_assert(kStages > kBatch);
@@ -654,7 +662,8 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   const int32_t rank = Form::kCluster > 1 ? static_cast<int32_t>(cluster_rank()) : 0;
 
   if (threadIdx.x == 0) {
-    make_ring<Form>(memory.full, memory.empty, 2, 8 * Form::kCluster);  // slots and rows
+    // Slots and rows.
+    make_ring<Form>(memory.full, memory.empty, 2, 4 * Form::kTeams * Form::kCluster);
     barrier_init_fence();
   }
   if constexpr (Form::kCluster > 1) {
@@ -663,17 +672,17 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
     __syncthreads();
   }
 
-  if (warp >= 8) {
-    registers_give<40>();
+  if (warp >= 4 * Form::kTeams) {
+    if constexpr (Form::kTeams > 1) registers_give<40>();
     produce_tiles<Form>(set, memory, static_cast<int32_t>(warp_uniform(rank)),
-                        static_cast<TileCopier>(warp_uniform(warp - 8)));
+                        static_cast<TileCopier>(warp_uniform(warp - 4 * Form::kTeams)));
     __syncwarp();
     await_earlier();
   } else {
-    registers_take<232>();
+    if constexpr (Form::kTeams > 1) registers_take<232>();
     await_earlier();
     const auto group = static_cast<int32_t>(warp_uniform(warp / 4));
-    const int32_t row = (Form::kHalves ? warp % 4 : warp) * 16 + lane / 4;
+    const int32_t row = (Form::kRows == 64 ? warp % 4 : warp) * 16 + lane / 4;
     consume_tiles<Form>(set, {memory, group, row});
   }
   // No block ends while another one may still copy to it or arrive at its barriers.
