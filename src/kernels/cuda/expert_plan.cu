@@ -323,7 +323,8 @@ __global__ void __launch_bounds__(kCombineThreads)
   }
 }
 
-void launch_quantise(Stream stream, const QuantiseTask& first, const QuantiseTask& second = {}) {
+void launch_quantise(Stream stream, const QuantiseTask& first, const QuantiseTask& second = {},
+                     const CopyTask& copies = {}) {
   const auto blocks_of = [](int64_t count, int32_t of_block) {
     return static_cast<uint32_t>((count + of_block - 1) / of_block);
   };
@@ -331,9 +332,11 @@ void launch_quantise(Stream stream, const QuantiseTask& first, const QuantiseTas
   const uint32_t blocks = first_blocks + blocks_of(second.items, kQuantiseRows);
   if (blocks == 0) return;
   const int64_t chunks = std::max(tiled_chunks(first.x.cols), tiled_chunks(second.x.cols));
-  launch_kernel(quantise_tiles_kernel,
-                {dim3(blocks, blocks_of(chunks, kQuantiseChunks)), kQuantiseThreads}, stream, first,
-                second, static_cast<int32_t>(first_blocks));
+  const uint32_t columns = blocks_of(chunks, kQuantiseChunks);
+  const uint32_t more = blocks_of(copies.count, static_cast<int32_t>(columns));
+  launch_kernel(quantise_tiles_kernel, {dim3(blocks + more, columns), kQuantiseThreads}, stream,
+                first, second, static_cast<int32_t>(first_blocks), static_cast<int32_t>(blocks),
+                copies);
 }
 
 // Of a plan by one block: a thread a choice, and one an expert.
@@ -397,6 +400,13 @@ void quantise_places(Stream stream, Rows<const Bf16> x, const int32_t* place, in
 
 void quantise_rows(Stream stream, Rows<const Bf16> x, int64_t places, uint8_t* x8, float* x_scale) {
   launch_quantise(stream, {.x = x, .items = x.rows, .numbered = {x8, x_scale, places}});
+}
+
+void quantise_rows_and_copy(Stream stream, Rows<const Bf16> x, int64_t places, uint8_t* x8,
+                            float* x_scale, const RowCopy* copies, int64_t count) {
+  CHECK(x.rows > 0);
+  launch_quantise(stream, {.x = x, .items = x.rows, .numbered = {x8, x_scale, places}}, {},
+                  {copies, count});
 }
 
 void combine_experts(Stream stream, Rows<const Bf16> expert_rows, const int32_t* place,

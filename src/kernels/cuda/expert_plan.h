@@ -71,6 +71,9 @@ void quantise_places(Stream stream, Rows<const Bf16> x, const int32_t* place, in
                      const QuantisedRows& x_to, Rows<const Bf16> y, const QuantisedRows& y_to);
 // All rows of x, in order. `places` >= x.rows.
 void quantise_rows(Stream stream, Rows<const Bf16> x, int64_t places, uint8_t* x8, float* x_scale);
+// The same and, on further blocks, copies that have nothing to do with it.
+void quantise_rows_and_copy(Stream stream, Rows<const Bf16> x, int64_t places, uint8_t* x8,
+                            float* x_scale, const RowCopy* copies, int64_t count);
 
 // y[r] = bf16(sum of f32(expert_rows[place]) in the order of the choices, then f32(shared[r])).
 void combine_experts(Stream stream, Rows<const Bf16> expert_rows, const int32_t* place,

@@ -12,6 +12,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/copy_row.cuh"
 #include "kernels/cuda/expert_plan.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/weight_tiles.h"
@@ -90,17 +91,31 @@ __device__ __forceinline__ void store_piece(const QuantisedRows& to, int32_t chu
   if (lane == 0) to.scale[place] = piece.scale;
 }
 
+// Copies that the launch takes along.
+struct CopyTask {
+  const RowCopy* list = nullptr;
+  int64_t count = 0;
+};
+
 constexpr int32_t kQuantiseThreads = 256;
 constexpr int32_t kQuantiseRows = 8;    // of a block
 constexpr int32_t kQuantiseChunks = 4;  // of a block
 
 // Blocks of x: kQuantiseRows rows each, those of `first` before those of `second`; of y:
 // kQuantiseChunks chunks. So all rows of a few chunks come together, and what they write lies close
-// enough for the L2 to collect whole lines: an eighth faster than whole rows.
+// enough for the L2 to collect whole lines: an eighth faster than whole rows. Blocks of x behind
+// those of `second`: a copy each, in all their y.
 __global__ void __launch_bounds__(kQuantiseThreads)
     quantise_tiles_kernel(const __grid_constant__ QuantiseTask first,
-                          const __grid_constant__ QuantiseTask second, int32_t first_blocks) {
+                          const __grid_constant__ QuantiseTask second, int32_t first_blocks,
+                          int32_t blocks, CopyTask copies) {
   await_earlier();
+  if (static_cast<int32_t>(blockIdx.x) >= blocks) {
+    const int64_t copy =
+        (static_cast<int64_t>(blockIdx.x) - blocks) * gridDim.y + static_cast<int64_t>(blockIdx.y);
+    if (copy < copies.count) copy_row<kQuantiseThreads>(copies.list[copy]);
+    return;
+  }
   const bool is_first = static_cast<int32_t>(blockIdx.x) < first_blocks;
   const QuantiseTask task = is_first ? first : second;
   const int64_t item =

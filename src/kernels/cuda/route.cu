@@ -10,8 +10,12 @@
 // chains and the same additions: mma.sync and wgmma add 16 of K to a sum with the same bits
 // (CudaReleasedRows.RouterDoesNotSeeOtherRows). The choice is a warp a row: a maximum per place,
 // experts in registers, the lower id wins a tie; of few rows a block has one, since then only
-// latency counts. Biases are there before the step's first launch: they are asked for before the
-// wait. Up to 32 rows of a release go with their plan instead (route_plan.cu).
+// latency counts: of up to 384 experts a thread each, and what is not among the best of a warp is
+// not looked at again (find_best). In a rank's step of 64 rows that choice is 4.6 us of the chain,
+// where four warps with three experts a lane, which rank six or seven one after the other, were
+// 10.6; a step 8.43 -> 8.33 ms, of 128 rows 11.77 -> 11.60. Biases are there before the step's
+// first launch: they are asked for before the wait. Up to 32 rows of a release go with their plan
+// instead (route_plan.cu).
 //
 // Measured on an H200, one behind the other: 8.8 us for 1 row, 10.2 for 64 (10.2 and 11.7 with
 // biases behind the wait and three of a split's five stages on their way at a time), 20 for 256,
@@ -268,6 +272,61 @@ __global__ void __launch_bounds__(kChoiceWarps* kWarp) choose_few_kernel(ChoiceA
   choose(args, blockIdx.x, best);
 }
 
+// As choose_few_kernel, of up to 384 experts: a thread has one, and asks for all its parts at once.
+constexpr int kWideThreads = 384;
+constexpr int kWideTopKMax = 8;
+constexpr int kWideSplitsMax = 16;
+
+__global__ void __launch_bounds__(kWideThreads) choose_wide_kernel(ChoiceArguments args) {
+  __shared__ BestShared<kWideThreads / kWarp, kWideTopKMax> shared;
+  const auto thread = static_cast<int>(threadIdx.x);
+  const auto row = static_cast<int64_t>(blockIdx.x);
+  const bool has_expert = thread < args.expert_count;
+  const float bias = has_expert ? args.bias_of_row[row][thread] : 0.0F;
+  await_earlier();
+  float p = 0.0F;
+  uint32_t key = 0;
+  if (has_expert) {
+    const float* logits = args.logits + row * args.splits * args.expert_count + thread;
+    float part[kWideSplitsMax];
+#pragma unroll
+    for (int split = 0; split < kWideSplitsMax; ++split) {
+      part[split] = split < args.splits ? logits[split * args.expert_count] : 0.0F;
+    }
+#pragma unroll
+    for (int split = 0; split < kWideSplitsMax; ++split) {
+      if (split < args.splits) p += part[split];
+    }
+    if (args.options.gate_temperature != 1.0F) p /= args.options.gate_temperature;
+    p = sqrtf(softplus(p));
+    const float biased = p + bias;
+    key = order_key(isnan(biased) ? -INFINITY : biased);
+  }
+  const int top_k = args.options.top_k;
+  const bool margin = wants_margin(args);
+  find_best(shared, key, p, top_k + (margin ? 1 : 0), [](int /*rank*/) {});
+  if (thread >= kWarp) return;
+  const int32_t expert = thread < top_k ? shared.best_expert[thread] : -1;
+  float sum = 0.0F;
+  int ascending = 0;
+#pragma unroll
+  for (int other = 0; other < kWideTopKMax; ++other) {
+    if (other >= top_k) continue;
+    sum += shared.best_p[other];  // best first, as the reference adds them
+    ascending += shared.best_expert[other] < expert ? 1 : 0;
+  }
+  if (thread < top_k) {
+    row_of(args.experts, row)[ascending] = expert;
+    row_of(args.weights, row)[ascending] =
+        shared.best_p[thread] / (sum + 1e-20F) * args.options.scale;
+  }
+  if (args.margin != nullptr && thread == 0) {
+    args.margin[row] =
+        margin ? from_order_key(shared.best_key[top_k - 1]) - from_order_key(shared.best_key[top_k])
+               : INFINITY;
+  }
+}
+
 // Product and choice of eight rows by a block, where one split and few experts are all: a warp
 // multiplies eight experts, operands straight from memory in the places that the tiles' products
 // give them, so that sums are the same; then each warp has a row's choice.
@@ -404,7 +463,11 @@ void route(Stream stream, Rows<const Bf16> x, const Bf16* gate, int64_t expert_c
   const auto launch = [&](auto kernel) {
     launch_kernel(kernel, {grid, kChoiceWarps * kWarp}, stream, choice);
   };
-  if (few && expert_count > 128) {
+  if (few && expert_count > 128 && expert_count <= kWideThreads && options.top_k <= kWideTopKMax &&
+      choice.splits <= kWideSplitsMax) {
+    launch_kernel(choose_wide_kernel, {static_cast<unsigned>(x.rows), kWideThreads}, stream,
+                  choice);
+  } else if (few && expert_count > 128) {
     const auto kernel = expert_count <= 384 ? choose_few_kernel<3> : choose_few_kernel<8>;
     launch_kernel(kernel, {static_cast<unsigned>(x.rows), kChoiceWarps * kWarp}, stream, choice);
   } else if (expert_count <= 32) {

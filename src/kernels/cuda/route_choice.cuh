@@ -195,4 +195,57 @@ __device__ __forceinline__ void choose(const ChoiceArguments& args, int64_t row,
   store_choice(args, row, choose_places(args, row, all));
 }
 
+// What a block of kWarps warps finds, a place a thread.
+template <int kWarps, int kTopKMax>
+struct BestShared {
+  static constexpr int kSeenMax = kTopKMax + 1;
+  static_assert(kSeenMax <= kWarps && kWarps <= kWarp);
+  uint32_t top[kWarps];    // the best of each warp
+  float best_p[kSeenMax];  // of the row's best, in order
+  uint32_t best_key[kSeenMax];
+  int32_t best_expert[kSeenMax];
+  int32_t found;
+  unsigned long long candidate[kWarps * kWarp];
+};
+
+// The row's best experts in order, the lower of equal ones, to shared.best_*; of the thread that
+// has one, told(rank). None of them is below the least of as many as are wanted that are each the
+// best of a warp.
+template <int kWarps, int kTopKMax, class Told>
+__device__ __forceinline__ void find_best(BestShared<kWarps, kTopKMax>& shared, uint32_t key,
+                                          float p, int seen, Told&& told) {
+  const int thread = threadIdx.x;
+  const int lane = thread % kWarp;
+  const uint32_t best = __reduce_max_sync(kAllLanes, key);
+  if (lane == 0) shared.top[thread / kWarp] = best;
+  if (thread == 0) shared.found = 0;
+  __syncthreads();
+  const uint32_t top = lane < kWarps ? shared.top[lane] : 0;
+  int above = 0;
+#pragma unroll
+  for (int other = 0; other < kWarps; ++other) {
+    const uint32_t theirs = shared.top[other];
+    above += theirs > top || (theirs == top && other < lane) ? 1 : 0;
+  }
+  const uint32_t least = __reduce_max_sync(kAllLanes, above == seen - 1 ? top : 0);
+  const bool candidate = key >= max(least, 1U);
+  const unsigned long long mine =
+      static_cast<unsigned long long>(key) << 32 | (0xFFFFFFFFU - static_cast<uint32_t>(thread));
+  if (candidate) shared.candidate[atomicAdd(&shared.found, 1)] = mine;
+  __syncthreads();
+  if (candidate) {
+    const int found = shared.found;
+    int rank = 0;
+#pragma unroll 4
+    for (int other = 0; other < found; ++other) rank += shared.candidate[other] > mine ? 1 : 0;
+    if (rank < seen) {
+      shared.best_key[rank] = key;
+      shared.best_expert[rank] = thread;
+      shared.best_p[rank] = p;
+    }
+    told(rank);
+  }
+  __syncthreads();
+}
+
 }  // namespace galley::kernels::cuda

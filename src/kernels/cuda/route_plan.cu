@@ -123,16 +123,11 @@ __device__ __forceinline__ void await_loads(int under_way) {
 }
 
 struct RouteShared {
-  uint32_t top[kWarps];  // the best of each warp
+  BestShared<kWarps, kTopKMax> best;
   uint32_t warp_sum[kWarps];
-  float best_p[kTopKMax + 1];  // of the row's best, in order
-  uint32_t best_key[kTopKMax + 1];
-  int32_t best_expert[kTopKMax + 1];
   int32_t planned[kTopKMax];  // what the plan has of this row
   int32_t before[kTopKMax];   // choices of the same experts in rows before this one
-  int32_t found;
   uint32_t half;
-  unsigned long long candidate[kThreads];
   int32_t count[kThreads];
   int32_t begin[kThreads];
 };
@@ -256,48 +251,6 @@ __device__ __forceinline__ float add_parts(uint32_t* parts, int splits) {
   return sum;
 }
 
-// The row's best experts in order, the lower of equal ones, to shared.best_*; those that the plan
-// takes are told at `choices`. None of them is below the least of as many as are wanted that are
-// each the best of a warp.
-__device__ __forceinline__ void find_best(RouteShared& shared, uint32_t key, float p, int seen,
-                                          int top_k, bool plans_these, uint32_t* choices) {
-  const int thread = threadIdx.x;
-  const int lane = thread % kWarp;
-  const uint32_t best = __reduce_max_sync(kAllLanes, key);
-  if (lane == 0) shared.top[thread / kWarp] = best;
-  if (thread == 0) shared.found = 0;
-  __syncthreads();
-  const uint32_t top = lane < kWarps ? shared.top[lane] : 0;
-  int above = 0;
-#pragma unroll
-  for (int other = 0; other < kWarps; ++other) {
-    const uint32_t theirs = shared.top[other];
-    above += theirs > top || (theirs == top && other < lane) ? 1 : 0;
-  }
-  const uint32_t least = __reduce_max_sync(kAllLanes, above == seen - 1 ? top : 0);
-  const bool candidate = key >= max(least, 1U);
-  const unsigned long long mine =
-      static_cast<unsigned long long>(key) << 32 | (0xFFFFFFFFU - static_cast<uint32_t>(thread));
-  if (candidate) shared.candidate[atomicAdd(&shared.found, 1)] = mine;
-  __syncthreads();
-  if (candidate) {
-    const int found = shared.found;
-    int rank = 0;
-#pragma unroll 4
-    for (int other = 0; other < found; ++other) rank += shared.candidate[other] > mine ? 1 : 0;
-    if (rank < seen) {
-      shared.best_key[rank] = key;
-      shared.best_expert[rank] = thread;
-      shared.best_p[rank] = p;
-    }
-    if (rank < top_k) {
-      if (plans_these) shared.planned[rank] = thread;
-      if (choices != nullptr) tell(choices + rank, static_cast<uint32_t>(thread));
-    }
-  }
-  __syncthreads();
-}
-
 // Places and blocks of the experts before this thread's one, and blocks of all, of plans that have
 // `share` of each: places in the lower half of a word, blocks in the upper one.
 __device__ __forceinline__ uint32_t sum_before(RouteShared& shared, uint32_t share, uint32_t& all) {
@@ -384,11 +337,16 @@ __global__ void __launch_bounds__(kThreads, 3)
   const bool plans = args.plan.place != nullptr;
   const bool plans_these = args.plan_experts == args.experts.data;
   const int own_first = row * top_k;
-  find_best(shared, key, p, top_k + (wants_margin ? 1 : 0), top_k, plans_these,
-            plans && rows > 1 ? choices + own_first : nullptr);
+  uint32_t* const own_choices = plans && rows > 1 ? choices + own_first : nullptr;
+  // Those that the plan takes are told.
+  find_best(shared.best, key, p, top_k + (wants_margin ? 1 : 0), [&](int rank) {
+    if (rank >= top_k) return;
+    if (plans_these) shared.planned[rank] = thread;
+    if (own_choices != nullptr) tell(own_choices + rank, static_cast<uint32_t>(thread));
+  });
 
   // A lane has the choice of that number, best first.
-  const int32_t expert = lane < top_k ? shared.best_expert[lane] : -1;
+  const int32_t expert = lane < top_k ? shared.best.best_expert[lane] : -1;
   int32_t planned = expert;
   float weight = 0.0F;
   int ascending = 0;
@@ -397,17 +355,17 @@ __global__ void __launch_bounds__(kThreads, 3)
 #pragma unroll
     for (int other = 0; other < kTopKMax; ++other) {
       if (other >= top_k) continue;
-      sum += shared.best_p[other];  // best first, as the reference adds them
-      ascending += shared.best_expert[other] < expert ? 1 : 0;
+      sum += shared.best.best_p[other];  // best first, as the reference adds them
+      ascending += shared.best.best_expert[other] < expert ? 1 : 0;
     }
-    weight = shared.best_p[min(lane, top_k)] / (sum + 1e-20F) * args.options.scale;
+    weight = shared.best.best_p[min(lane, top_k)] / (sum + 1e-20F) * args.options.scale;
     if (lane < top_k) {
       row_of(args.experts, row)[ascending] = expert;
       row_of(args.weights, row)[ascending] = weight;
     }
     if (args.margin != nullptr && lane == 0) {
-      args.margin[row] = wants_margin ? from_order_key(shared.best_key[top_k - 1]) -
-                                            from_order_key(shared.best_key[top_k])
+      args.margin[row] = wants_margin ? from_order_key(shared.best.best_key[top_k - 1]) -
+                                            from_order_key(shared.best.best_key[top_k])
                                       : INFINITY;
     }
   }
