@@ -1,10 +1,13 @@
-// Prefill of the released shape on two cards that share the experts, against one card with all of
-// them, at the same rows a card: `galley bench --shape released --part ep2`.
+// Prefill of the released shape on two cards that share the experts, against the same two cards
+// each with all of them, at the same rows a card: `galley bench --shape released --part ep2`.
 //
 // Random weights, one layer of each role aliased over 40 (synthetic_model.h). A rank is a thread
-// with a card; ranks begin a step together, and a step of both is over when the slower one is. The
-// logits of both ranks are compared with those of one card, bit for bit. Where there is one card
-// both ranks are on it: that shows what sharing costs a card beside its products, not the link.
+// with a card, a step alone and a step with the other rank. The two kinds take turns, so that the
+// cards' clocks, which heat and a limit of power hold down, are the same for both; ranks begin
+// every step together, and a step of both is over when the slower one is. The logits of both ranks
+// are compared with those of their card alone, bit for bit. Where there is one card both ranks are
+// on it and are alone one after the other: that shows what sharing costs a card beside its
+// products, not the link.
 #include <algorithm>
 #include <chrono>
 #include <cstdio>
@@ -32,23 +35,25 @@ using Clock = std::chrono::steady_clock;
 
 constexpr int32_t kRows = 16'384;  // of a step, each card
 constexpr int32_t kRanks = 2;
+constexpr int32_t kWarmUps = 2;  // of each kind: first steps allocate, and a cold card is faster
 constexpr int64_t kPrompts[] = {4096, 16'384};
 
-// Of one prompt length: seconds of each sample, logits of the last step, and what kernels waited
-// for in all samples together.
+// Of one prompt length: seconds of each sample, logits of the last step alone and shared, and what
+// kernels waited for in all samples together.
 struct RankResult {
-  std::vector<double> seconds;
-  std::vector<float> logits;
+  std::vector<double> alone;
+  std::vector<double> shared;
+  std::vector<float> alone_logits;
+  std::vector<float> shared_logits;
   cluster::ExpertParallelOps::Waits waits;
 };
 
-// A card's cache and step, and the steps that are timed.
+// A card's cache and step, with all experts or its share of them.
 class PrefillRank {
  public:
-  // `shared`: the same kernels, if the experts are shared; `ranks`: who begins together.
   PrefillRank(const model::Model& model, kernels::Ops& ops,
-              cluster::ExpertParallelOps* shared = nullptr, cluster::Collectives* ranks = nullptr)
-      : model_(model), config_(model.config()), ops_(ops), shared_(shared), ranks_(ranks) {}
+              const cluster::ExpertParallelOps* shared = nullptr)
+      : model_(model), config_(model.config()), ops_(ops), shared_(shared) {}
 
   Result<void> make_step() {
     const int64_t longest = *std::ranges::max_element(kPrompts);
@@ -72,28 +77,9 @@ class PrefillRank {
     return {};
   }
 
-  // One result a prompt length; without samples the logits alone.
-  Result<std::vector<RankResult>> run(uint64_t seed, int32_t samples) {
-    std::vector<RankResult> results;
-    for (const int64_t prompt : kPrompts) {
-      RankResult& result = results.emplace_back();
-      cluster::ExpertParallelOps::Waits before;
-      for (int32_t sample = -1; sample < samples; ++sample) {
-        if (interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
-        if (sample == 0 && shared_ != nullptr) before = shared_->waits();
-        if (ranks_ != nullptr) TRY(ranks_->exchange(0));
-        const double seconds = TRY(step_of(prompt, seed, result.logits));
-        if (sample >= 0) result.seconds.push_back(seconds);
-      }
-      if (shared_ == nullptr) continue;
-      const cluster::ExpertParallelOps::Waits after = shared_->waits();
-      result.waits = {after.input_ns - before.input_ns, after.parts_ns - before.parts_ns};
-    }
-    return results;
-  }
-
- private:
-  Result<double> step_of(int64_t prompt, uint64_t seed, std::vector<float>& logits) {
+  // Its seconds.
+  Result<double> run(int64_t prompt, uint64_t seed, std::vector<float>& logits) {
+    if (interrupted()) return Error{ErrorCode::kCancelled, "interrupted"};
     const int64_t sequences = kRows / prompt;
     tokens_.resize(static_cast<size_t>(kRows));
     for (size_t i = 0; i < tokens_.size(); ++i) {
@@ -126,11 +112,11 @@ class PrefillRank {
     return seconds;
   }
 
+ private:
   const model::Model& model_;
   const model::Config& config_;
   kernels::Ops& ops_;
-  cluster::ExpertParallelOps* const shared_;
-  cluster::Collectives* const ranks_;
+  const cluster::ExpertParallelOps* const shared_;
   int64_t pages_each_ = 0;
   std::unique_ptr<model::KvCache> cache_;
   std::unique_ptr<model::Step> step_;
@@ -138,20 +124,62 @@ class PrefillRank {
   std::vector<int32_t> tokens_;
 };
 
-// One rank of two, on its own thread.
+// One rank of two, on its own thread: one result a prompt length.
 Result<std::vector<RankResult>> run_rank(const model::Model& model, int32_t rank, int32_t cards,
                                          cluster::LocalRanks& group, int32_t samples) {
   const std::unique_ptr<cluster::Collectives> self = group.join(rank);
   const int32_t card = rank % cards;
+  const std::unique_ptr<kernels::Ops> lone = TRY(kernels::cuda::make_cuda_ops(card));
   const std::unique_ptr<kernels::Ops> inner = TRY(kernels::cuda::make_cuda_ops(card));
   for (int32_t other = 0; other < cards; ++other) {
     if (other != card) TRY(kernels::cuda::reach_device(other));
   }
-  const std::unique_ptr<cluster::ExpertParallelOps> shared =
+  const std::unique_ptr<cluster::ExpertParallelOps> sharing =
       TRY(cluster::ExpertParallelOps::create(*inner, *self, model.config().routed_experts));
-  PrefillRank one(model, *shared, shared.get(), self.get());
-  TRY(one.make_step());
-  return one.run(static_cast<uint64_t>(rank), samples);
+  PrefillRank alone(model, *lone);
+  PrefillRank shared(model, *sharing, sharing.get());
+  TRY(alone.make_step());
+  TRY(shared.make_step());
+
+  const auto seed = static_cast<uint64_t>(rank);
+  std::vector<RankResult> results;
+  for (const int64_t prompt : kPrompts) {
+    RankResult& result = results.emplace_back();
+    const auto run_alone = [&]() -> Result<double> {
+      double seconds = 0;
+      for (int32_t turn = 0; turn < kRanks; turn += cards) {  // one card: one after the other
+        TRY(self->exchange(0));
+        if (cards == kRanks || turn == rank) {
+          seconds = TRY(alone.run(prompt, seed, result.alone_logits));
+        }
+      }
+      return seconds;
+    };
+    const auto run_shared = [&]() -> Result<double> {
+      TRY(self->exchange(0));
+      const cluster::ExpertParallelOps::Waits before = sharing->waits();
+      const double seconds = TRY(shared.run(prompt, seed, result.shared_logits));
+      const cluster::ExpertParallelOps::Waits after = sharing->waits();
+      result.waits.input_ns += after.input_ns - before.input_ns;
+      result.waits.parts_ns += after.parts_ns - before.parts_ns;
+      return seconds;
+    };
+    for (int32_t i = 0; i < kWarmUps; ++i) {
+      TRY(run_alone());
+      TRY(run_shared());
+    }
+    result.waits = {};
+    for (int32_t sample = 0; sample < samples; ++sample) {
+      const bool shared_first = sample % 2 == 1;
+      if (shared_first) result.shared.push_back(TRY(run_shared()));
+      result.alone.push_back(TRY(run_alone()));
+      if (!shared_first) result.shared.push_back(TRY(run_shared()));
+      std::fprintf(
+          stderr, "galley bench: rank %d, prompts of %lld: alone %.1f ms, shared %.1f ms\n", rank,
+          static_cast<long long>(prompt), 1e3 * result.alone.back(), 1e3 * result.shared.back());
+    }
+  }
+  return results;
 }
 
 bool same_bits(const std::vector<float>& a, const std::vector<float>& b) {
@@ -168,18 +196,7 @@ Result<void> bench_device_pair(Backend& backend, const DeviceStepOptions& option
   const std::unique_ptr<SyntheticModel> synthetic =
       TRY(SyntheticModel::create(config, *backend.pool, alias_by_role(config)));
   const model::Model& model = synthetic->model();
-  const int32_t samples = options.quick ? 1 : 3;
-
-  // The rows of both ranks, one after the other on one card; the second's are there for their
-  // logits.
-  std::vector<std::vector<RankResult>> alone;
-  {
-    std::fprintf(stderr, "galley bench: one card\n");
-    PrefillRank one(model, *backend.ops);
-    TRY(one.make_step());
-    alone.push_back(TRY(one.run(0, samples)));
-    alone.push_back(TRY(one.run(1, 0)));
-  }
+  const int32_t samples = options.quick ? 3 : 7;
   backend.ops.reset();
 
   std::fprintf(stderr, "galley bench: two ranks, cards: %d\n", cards);
@@ -206,28 +223,30 @@ Result<void> bench_device_pair(Backend& backend, const DeviceStepOptions& option
   for (size_t i = 0; i < std::size(kPrompts); ++i) {
     const RankResult& first = (**both[0])[i];
     const RankResult& second = (**both[1])[i];
-    std::vector<double> seconds;
-    for (size_t sample = 0; sample < first.seconds.size(); ++sample) {
-      seconds.push_back(std::max(first.seconds[sample], second.seconds[sample]));
+    std::vector<double> slower;
+    for (size_t sample = 0; sample < first.shared.size(); ++sample) {
+      slower.push_back(std::max(first.shared[sample], second.shared[sample]));
     }
-    const double one = median(alone[0][i].seconds);
-    const double two = median(seconds);
+    const double two = median(slower);
+    const double one[kRanks] = {median(first.alone), median(second.alone)};
+    const double steps_alone =
+        cards == kRanks ? 1 / one[0] + 1 / one[1] : kRanks / (one[0] + one[1]);  // a second
     const auto waited_ms = [&](uint64_t cluster::ExpertParallelOps::Waits::*kind) {
       const auto most = std::max(first.waits.*kind, second.waits.*kind);
       return 1e-6 * static_cast<double>(most) / samples;
     };
     const double input_ms = waited_ms(&cluster::ExpertParallelOps::Waits::input_ns);
     const double parts_ms = waited_ms(&cluster::ExpertParallelOps::Waits::parts_ns);
-    const double ratio = kRanks * one / (cards * two);  // 1: nothing is lost
+    const double ratio = kRanks / two / steps_alone;  // 1: nothing is lost
     Json json;
     json["case"] = "released_prefill_ep2";
     json["shape"] = "16k-token steps a rank, decoder replay (b), 192 experts a rank";
     json["prompt"] = kPrompts[i];
     json["sequences_a_rank"] = kRows / kPrompts[i];
-    json["one_card_ms"] = rounded(1e3 * one);
+    json["alone_ms"] = {rounded(1e3 * one[0]), rounded(1e3 * one[1])};
     json["cards"] = cards;
     json["two_ranks_ms"] = rounded(1e3 * two);
-    json["tokens_per_s_one_card"] = rounded(kRows / one);
+    json["tokens_per_s_alone"] = rounded(kRows * steps_alone);
     json["tokens_per_s_two_ranks"] = rounded(kRanks * kRows / two);
     json["of_cards_alone"] = rounded(ratio);
     if (cards == kRanks) {
@@ -235,8 +254,8 @@ Result<void> bench_device_pair(Backend& backend, const DeviceStepOptions& option
       json["waited_for_results_ms"] = rounded(parts_ms);
       json["waited_share"] = rounded((input_ms + parts_ms) / (1e3 * two));
     }
-    json["bits_of_one_card"] =
-        same_bits(first.logits, alone[0][i].logits) && same_bits(second.logits, alone[1][i].logits);
+    json["bits_of_one_card"] = same_bits(first.shared_logits, first.alone_logits) &&
+                               same_bits(second.shared_logits, second.alone_logits);
     json["bar"] = "0.9 of two cards alone";
     json["met"] = cards == kRanks ? Json(ratio >= 0.9) : Json(nullptr);  // no link was measured
     json["device"] = devices[0].name;
