@@ -116,16 +116,21 @@ void ExpertParallelOps::moe(kernels::Rows<const kernels::Bf16> x,
   if (!meet(x.rows)) return;
   each_other([&](int32_t other) {
     sharing_.await(&flags(self, other)->input);
+    from_[static_cast<size_t>(other)] = input_room(self, other);
+  });
+  from_[static_cast<size_t>(self)] = input_.data();
+  sharing_.compute_inner(weights, from_, rows_);
+  each_other([&](int32_t other) {
     const int64_t theirs = rows_[static_cast<size_t>(other)];
     std::byte* parts = parts_.data() + place(self, other) * parts_bytes_;
     if (theirs > 0) {
-      sharing_.compute_parts(weights, input_room(self, other), theirs, parts);
+      sharing_.compute_parts(weights, other, parts);
       sharing_.send_parts(parts, theirs, parts_room(other, self));
     }
     sharing_.raise(&flags(self, other)->parts, &flags(other, self)->parts);
   });
   std::byte* own = parts_.data() + (spread_.ranks - 1) * parts_bytes_;
-  if (x.rows > 0) sharing_.compute_parts(weights, input_.data(), x.rows, own);
+  if (x.rows > 0) sharing_.compute_parts(weights, self, own);
   if (!meet(x.rows)) return;
   each_other([&](int32_t other) {
     sharing_.await(&flags(self, other)->parts);

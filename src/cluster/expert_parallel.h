@@ -2,11 +2,10 @@
 // whole model but for the experts, of which it has its share; moe() is where ranks meet.
 //
 // A layer: rows are packed and sent to every other rank (dispatch) while the shared expert
-// computes; then each rank computes the results of the others' rows and sends them back (combine)
-// while it computes those of its own. So both transfers pass under products. Rows of different
-// ranks are computed apart: an expert's weights are read once for each rank, which costs nothing
-// where rows are many (prefill) and is not for decode. Results are summed by the row's own rank in
-// the order of its choices: the bits are those of one rank with all experts.
+// computes; then each rank computes the experts' inner values of all ranks' rows together, the
+// results of the others' rows, and sends those back (combine) while it computes the results of its
+// own. So both transfers pass under products. Results are summed by the row's own rank in the order
+// of its choices: the bits are those of one rank with all experts.
 //
 // Hosts meet before they hand over a wait: what a kernel waits for is then on its way already and
 // needs no host, which may be held up by a driver that waits for that kernel (an allocation, a
@@ -88,7 +87,7 @@ class ExpertParallelOps final : public kernels::ForwardingOps {
   kernels::MemoryBlock parts_;          // results: of others' rows by place, then of own
   std::vector<std::byte*> rooms_;       // by rank
   std::vector<int64_t> rows_;           // by rank, of the last meeting
-  std::vector<const std::byte*> from_;  // results by rank, of a call
+  std::vector<const std::byte*> from_;  // rows, then results by rank, of a call
   std::optional<Error> failure_;
 };
 

@@ -59,9 +59,12 @@ class ExpertSharing {
   // The shared expert's results of the rows that were packed last; kept until combine().
   virtual void compute_shared(const MoeWeights& layer, Rows<const Bf16> x,
                               const std::byte* input) = 0;
-  // Results of those choices that are this rank's experts.
-  virtual void compute_parts(const MoeWeights& layer, const std::byte* input, int64_t rows,
-                             std::byte* parts) = 0;
+  // What this rank's experts make of the rows of all ranks on the way to their results: inputs[r]
+  // holds rows[r] rows of rank r. Kept until the next call.
+  virtual void compute_inner(const MoeWeights& layer, std::span<const std::byte* const> inputs,
+                             std::span<const int64_t> rows) = 0;
+  // Results of those choices of rank r's rows that are this rank's experts.
+  virtual void compute_parts(const MoeWeights& layer, int32_t r, std::byte* parts) = 0;
   // y = bf16(sum of the chosen experts' results ascending, then the shared one); parts[r] is what
   // rank r computed of these rows.
   virtual void combine(Rows<const int32_t> experts, std::span<const std::byte* const> parts,

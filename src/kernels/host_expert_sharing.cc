@@ -64,9 +64,15 @@ class HostExpertSharing final : public ExpertSharing {
              Rows<const float>(nullptr, x.rows, 0), Rows<Bf16>(shared_.data(), x.rows, hidden_));
   }
 
-  void compute_parts(const MoeWeights& layer, const std::byte* input, int64_t rows,
-                     std::byte* parts) override {
-    const Input from = input_at(const_cast<std::byte*>(input), rows);
+  void compute_inner(const MoeWeights& /*layer*/, std::span<const std::byte* const> inputs,
+                     std::span<const int64_t> rows) override {
+    inputs_.assign(inputs.begin(), inputs.end());  // moe() is one call
+    rows_.assign(rows.begin(), rows.end());
+  }
+
+  void compute_parts(const MoeWeights& layer, int32_t r, std::byte* parts) override {
+    const int64_t rows = rows_[static_cast<size_t>(r)];
+    const Input from = input_at(const_cast<std::byte*>(inputs_[static_cast<size_t>(r)]), rows);
     pair_.clear();
     chosen_.clear();
     weight_.clear();
@@ -148,6 +154,8 @@ class HostExpertSharing final : public ExpertSharing {
   int64_t hidden_ = 0;
   int64_t top_k_ = 0;
   std::vector<Bf16> shared_;
+  std::vector<const std::byte*> inputs_;
+  std::vector<int64_t> rows_;
   // Of one call: the pairs (row, choice) that are computed here.
   std::vector<int64_t> pair_;
   std::vector<int32_t> chosen_;

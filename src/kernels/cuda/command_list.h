@@ -155,6 +155,10 @@ class CommandKey {
   void add_value(const RankParts& p) {
     for (const std::byte* one : p.of) add_value(one);
   }
+  void add_value(const RankInputs& p) {
+    add(static_cast<uint64_t>(p.count));
+    for (int32_t r = 0; r < p.count; ++r) add_all(p.of[r], p.rows[r]);
+  }
   template <class... T>
   void add_all(const T&... values) {
     (add_value(values), ...);

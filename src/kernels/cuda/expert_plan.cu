@@ -398,6 +398,16 @@ void quantise_places(Stream stream, Rows<const Bf16> x, const int32_t* place, in
                   {.x = rows, .items = rows.rows, .numbered = rows_to});
 }
 
+void quantise_moved(Stream stream, Rows<const Bf16> x, const int32_t* from_place,
+                    const int32_t* to_place, int64_t choices, const QuantisedRows& to) {
+  launch_quantise(stream, {.x = x,
+                           .items = choices,
+                           .place = from_place,
+                           .in_place = true,
+                           .moved_to = to_place,
+                           .listed = to});
+}
+
 void quantise_rows(Stream stream, Rows<const Bf16> x, int64_t places, uint8_t* x8, float* x_scale) {
   launch_quantise(stream, {.x = x, .items = x.rows, .numbered = {x8, x_scale, places}});
 }

@@ -43,15 +43,16 @@ uint32_t blocks_of(int64_t items, int64_t each) {
   return static_cast<uint32_t>((items + each - 1) / each);
 }
 
+// Rows of all ranks have a plan of their own up to their inner values, results of each rank's one
+// that places them together.
 struct Workspace {
-  int64_t places = 0;
-  int32_t* local = nullptr;  // [choices] experts counted from this rank's first
-  ExpertPlan plan;
-  uint8_t* x8 = nullptr;
-  float* x_scale = nullptr;
+  int32_t* local = nullptr;  // [choices of all] experts counted from this rank's first
+  float* weights = nullptr;
+  ExpertPlan all;
+  QuantisedRows x8;
   Bf16* inner = nullptr;
-  uint8_t* inner8 = nullptr;
-  float* inner_scale = nullptr;
+  ExpertPlan one;  // its places and totals are with the results
+  QuantisedRows inner8;
   int64_t shared_places = 0;
   Bf16* shared_inner = nullptr;
   uint8_t* shared_inner8 = nullptr;
@@ -59,22 +60,39 @@ struct Workspace {
   Bf16* shared_out = nullptr;
 };
 
-Workspace carve(const ExpertShape& shape, int64_t rows, Carver& carver) {
+QuantisedRows carve_rows(int64_t places, int64_t chunks, Carver& carver) {
+  QuantisedRows rows;
+  rows.x8 = carver.take<uint8_t>(places * chunks * kChunk);
+  rows.scale = carver.take<float>(places * chunks);
+  rows.places = places;
+  return rows;
+}
+
+// All but the places and totals.
+ExpertPlan carve_plan(int64_t choices, int64_t places, int64_t experts, Carver& carver) {
+  ExpertPlan plan;
+  plan.row_weight = carver.take<float>(places + 256);
+  plan.blocks = carver.take<TokenBlock>(plan_blocks(choices, experts, 8));
+  return plan;
+}
+
+Workspace carve(const ExpertShape& shape, int32_t ranks, int64_t rows, Carver& carver) {
   const int64_t choices = rows * shape.top_k;
-  const int64_t chunks = shape.gate_up().chunks();
+  const int64_t of_all = ranks * choices;
+  const int64_t places = plan_places(choices, shape.experts);
+  const int64_t places_of_all = plan_places(of_all, shape.experts);
   const int64_t inner_chunks = shape.down().chunks();
   Workspace work;
-  work.places = plan_places(choices, shape.experts);
+  work.local = carver.take<int32_t>(of_all);
+  work.weights = carver.take<float>(of_all);
+  work.all = carve_plan(of_all, places_of_all, shape.experts, carver);
+  work.all.place = carver.take<int32_t>(of_all);
+  work.all.totals = carver.take<PlanTotals>(1);
+  work.x8 = carve_rows(places_of_all, shape.gate_up().chunks(), carver);
+  work.inner = carver.take<Bf16>(places_of_all * shape.inner);
+  work.one = carve_plan(choices, places, shape.experts, carver);
+  work.inner8 = carve_rows(places, inner_chunks, carver);
   work.shared_places = (rows + 7) / 8 * 8;
-  work.local = carver.take<int32_t>(choices);
-  work.plan.row_weight = carver.take<float>(work.places + 256);
-  work.plan.blocks = carver.take<TokenBlock>(plan_blocks(choices, shape.experts, 8));
-  work.plan.totals = carver.take<PlanTotals>(1);
-  work.x8 = carver.take<uint8_t>(work.places * chunks * kChunk);
-  work.x_scale = carver.take<float>(work.places * chunks);
-  work.inner = carver.take<Bf16>(work.places * shape.inner);
-  work.inner8 = carver.take<uint8_t>(work.places * inner_chunks * kChunk);
-  work.inner_scale = carver.take<float>(work.places * inner_chunks);
   work.shared_inner = carver.take<Bf16>(rows * shape.inner);
   work.shared_inner8 = carver.take<uint8_t>(work.shared_places * inner_chunks * kChunk);
   work.shared_inner_scale = carver.take<float>(work.shared_places * inner_chunks);
@@ -82,9 +100,9 @@ Workspace carve(const ExpertShape& shape, int64_t rows, Carver& carver) {
   return work;
 }
 
-Workspace workspace_at(const ExpertShape& shape, int64_t rows_max, uint8_t* memory) {
+Workspace workspace_at(const ExpertShape& shape, int32_t ranks, int64_t rows_max, uint8_t* memory) {
   Carver carver(memory);
-  return carve(shape, rows_max, carver);
+  return carve(shape, ranks, rows_max, carver);
 }
 
 ShareInput carve_input(const ExpertShape& shape, int64_t rows, Carver& carver) {
@@ -102,7 +120,7 @@ ShareParts carve_parts(const ExpertShape& shape, int64_t rows, Carver& carver) {
   ShareParts parts;
   parts.places = plan_places(rows * shape.top_k, shape.experts);
   parts.place = carver.take<int32_t>(rows * shape.top_k);
-  parts.used = carver.take<int32_t>(1);
+  parts.totals = carver.take<PlanTotals>(1);
   parts.rows = carver.take<Bf16>(parts.places * shape.hidden);
   return parts;
 }
@@ -121,29 +139,39 @@ __global__ void __launch_bounds__(kThreads)
   to.weights[i] = weights[i];
 }
 
+// Choices of all ranks, one rank's behind the other's.
+struct Choices {
+  const int32_t* experts[kShareRanksMax];
+  const float* weights[kShareRanksMax];
+  int64_t begin[kShareRanksMax + 1];
+};
+
+// blockIdx.y is the rank.
 __global__ void __launch_bounds__(kThreads)
-    local_choices_kernel(const int32_t* __restrict__ experts, int64_t choices, int32_t first,
-                         int32_t* __restrict__ local) {
+    gather_choices_kernel(const __grid_constant__ Choices from, int32_t first,
+                          int32_t* __restrict__ local, float* __restrict__ weights) {
   await_earlier();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (i < choices) local[i] = experts[i] - first;
+  const int64_t to = from.begin[blockIdx.y] + i;
+  if (to >= from.begin[blockIdx.y + 1]) return;
+  local[to] = from.experts[blockIdx.y][i] - first;
+  weights[to] = from.weights[blockIdx.y][i];
 }
 
 // Codes of every row to the places of its choices; blockIdx.y is the chunk.
 __global__ void __launch_bounds__(kThreads)
-    spread_kernel(const __grid_constant__ SpreadTask task, ExpertPlan plan, int32_t* used) {
+    spread_kernel(const __grid_constant__ SpreadTask task, const int32_t* __restrict__ place) {
   await_earlier();
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  if (item == 0 && blockIdx.y == 0) *used = plan.totals->places;
-  spread_piece(task, blockIdx.y, item, plan.place, load_piece(task, blockIdx.y, item));
+  spread_piece(task, blockIdx.y, item, place, load_piece(task, blockIdx.y, item));
 }
 
 // Results behind the first `copied` places, straight to the other card.
 __global__ void __launch_bounds__(kThreads)
-    send_rest_kernel(const uint4* __restrict__ from, const int32_t* __restrict__ used,
+    send_rest_kernel(const uint4* __restrict__ from, const PlanTotals* __restrict__ totals,
                      int64_t copied, int64_t pieces, uint4* __restrict__ to) {
   await_earlier();
-  const int64_t end = static_cast<int64_t>(*used) * pieces;
+  const int64_t end = static_cast<int64_t>(totals->places) * pieces;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
   for (int64_t i = copied * pieces + static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
        i < end; i += step) {
@@ -209,6 +237,12 @@ __global__ void __launch_bounds__(kCombineThreads)
       *reinterpret_cast<const uint4*>(pairs);
 }
 
+// As many as an even share of these choices: the choice of a kernel changes no bit.
+int32_t block_tokens(const ExpertShape& shape, int32_t ranks, int64_t choices) {
+  const int64_t even = choices <= 8 ? choices : std::max<int64_t>(9, choices / ranks);
+  return expert_block_tokens(even, shape.experts);
+}
+
 void send(Stream stream, const SideStream& lane, const void* from, int64_t bytes, void* to) {
   fork_side(stream, &lane);
   enter_side(lane);
@@ -235,9 +269,9 @@ int64_t share_parts_bytes(const ExpertShape& shape, int64_t rows) {
   carve_parts(shape, rows, carver);
   return carver.used();
 }
-int64_t share_workspace_bytes(const ExpertShape& shape, int64_t rows_max) {
+int64_t share_workspace_bytes(const ExpertShape& shape, int32_t ranks, int64_t rows_max) {
   Carver carver(nullptr);
-  carve(shape, rows_max, carver);
+  carve(shape, ranks, rows_max, carver);
   return carver.used();
 }
 
@@ -250,9 +284,9 @@ void share_pack(Stream stream, const ExpertShape& shape, Rows<const Bf16> x, con
                 weights, choices, to);
 }
 
-void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
+void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t ranks,
                   const std::byte* input, int64_t rows, int64_t rows_max, uint8_t* workspace) {
-  const Workspace work = workspace_at(shape, rows_max, workspace);
+  const Workspace work = workspace_at(shape, ranks, rows_max, workspace);
   const ShareInput from = share_input(shape, input, rows);
   const QuantisedRows inner8 = {work.shared_inner8, work.shared_inner_scale, from.places};
   dense_product(stream, ResultForm::kSwiGlu,
@@ -264,38 +298,68 @@ void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& ti
                 shared_down_arguments(shape, tiles, inner8, rows, work.shared_out));
 }
 
-void share_compute(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t first,
-                   int32_t ranks, const std::byte* input, int64_t rows, int64_t rows_max,
-                   uint8_t* workspace, std::byte* parts) {
-  Workspace work = workspace_at(shape, rows_max, workspace);
-  const ShareInput from = share_input(shape, input, rows);
-  const ShareParts to = share_parts(shape, parts, rows);
-  const int64_t choices = rows * shape.top_k;
-  // As many as an even share: the choice of a kernel changes no bit.
-  const int64_t even = choices <= 8 ? choices : std::max<int64_t>(9, choices / ranks);
-  const int32_t tokens = expert_block_tokens(even, shape.experts);
-  work.plan.place = to.place;
-  launch_kernel(local_choices_kernel, {blocks_of(choices, kThreads), kThreads}, stream,
-                from.experts, choices, first, work.local);
-  plan_experts(stream, work.local, from.weights, choices, shape.experts, tokens, work.plan);
-  const dim3 grid(blocks_of(rows * 8, kThreads), static_cast<uint32_t>(shape.gate_up().chunks()));
-  const QuantisedRows x8 = {work.x8, work.x_scale, to.places};
-  const SpreadTask spread{
-      .from = {from.codes, from.scale, from.places}, .rows = rows, .top_k = shape.top_k, .to = x8};
-  launch_kernel(spread_kernel, {grid, kThreads}, stream, spread, work.plan, to.used);
-
-  const QuantisedRows inner8 = {work.inner8, work.inner_scale, to.places};
+void share_inner(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t first,
+                 const RankInputs& inputs, int64_t rows_max, uint8_t* workspace) {
+  const Workspace work = workspace_at(shape, inputs.count, rows_max, workspace);
+  Choices from{};
+  int64_t most = 0;
+  for (int32_t r = 0; r < inputs.count; ++r) {
+    const ShareInput input = share_input(shape, inputs.of[r], inputs.rows[r]);
+    const int64_t choices = inputs.rows[r] * shape.top_k;
+    from.experts[r] = input.experts;
+    from.weights[r] = input.weights;
+    from.begin[r + 1] = from.begin[r] + choices;
+    most = std::max(most, choices);
+  }
+  const int64_t choices = from.begin[inputs.count];
+  const dim3 grid(blocks_of(most, kThreads), static_cast<uint32_t>(inputs.count));
+  launch_kernel(gather_choices_kernel, {grid, kThreads}, stream, from, first, work.local,
+                work.weights);
+  const int32_t tokens = block_tokens(shape, inputs.count, choices);
+  QuantisedRows x8 = work.x8;
+  x8.places = plan_places(choices, shape.experts);
+  plan_experts(stream, work.local, work.weights, choices, shape.experts, tokens, work.all);
+  for (int32_t r = 0; r < inputs.count; ++r) {
+    const int64_t rows = inputs.rows[r];
+    if (rows == 0) continue;
+    const ShareInput input = share_input(shape, inputs.of[r], rows);
+    const SpreadTask spread{.from = {input.codes, input.scale, input.places},
+                            .rows = rows,
+                            .top_k = shape.top_k,
+                            .to = x8};
+    const dim3 pieces(blocks_of(rows * kRowPieces, kThreads),
+                      static_cast<uint32_t>(shape.gate_up().chunks()));
+    launch_kernel(spread_kernel, {pieces, kThreads}, stream, spread,
+                  work.all.place + from.begin[r]);
+  }
   expert_product(stream, ResultForm::kSwiGlu, tokens,
-                 expert_up_arguments(shape, tiles, work.plan, x8, work.inner));
-  quantise_places(stream, Rows<const Bf16>(work.inner, to.places, shape.inner), to.place, choices,
-                  inner8, {}, {});
-  expert_product(stream, ResultForm::kBf16, tokens,
-                 expert_down_arguments(shape, tiles, work.plan, inner8, to.rows));
+                 expert_up_arguments(shape, tiles, work.all, x8, work.inner));
 }
 
-void share_combine(Stream stream, const ExpertShape& shape, const int32_t* experts, RankParts parts,
-                   int64_t rows_max, uint8_t* workspace, Rows<Bf16> y) {
-  const Workspace work = workspace_at(shape, rows_max, workspace);
+void share_results(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
+                   const RankInputs& inputs, int32_t r, int64_t rows_max, uint8_t* workspace,
+                   std::byte* parts) {
+  const Workspace work = workspace_at(shape, inputs.count, rows_max, workspace);
+  const ShareParts to = share_parts(shape, parts, inputs.rows[r]);
+  const int64_t choices = inputs.rows[r] * shape.top_k;
+  const int64_t first = inputs.before(r) * shape.top_k;
+  const int32_t tokens = block_tokens(shape, inputs.count, choices);
+  ExpertPlan plan = work.one;
+  plan.place = to.place;
+  plan.totals = to.totals;
+  plan_experts(stream, work.local + first, work.weights + first, choices, shape.experts, tokens,
+               plan);
+  QuantisedRows inner8 = work.inner8;
+  inner8.places = to.places;
+  quantise_moved(stream, Rows<const Bf16>(work.inner, work.x8.places, shape.inner),
+                 work.all.place + first, to.place, choices, inner8);
+  expert_product(stream, ResultForm::kBf16, tokens,
+                 expert_down_arguments(shape, tiles, plan, inner8, to.rows));
+}
+
+void share_combine(Stream stream, const ExpertShape& shape, int32_t ranks, const int32_t* experts,
+                   RankParts parts, int64_t rows_max, uint8_t* workspace, Rows<Bf16> y) {
+  const Workspace work = workspace_at(shape, ranks, rows_max, workspace);
   const ShareParts layout = share_parts(shape, parts.of[0], y.rows);
   const int64_t rows_at = reinterpret_cast<const std::byte*>(layout.rows) -
                           reinterpret_cast<const std::byte*>(layout.place);
@@ -318,7 +382,7 @@ void share_send_parts(Stream stream, const SideStream* lane, const ExpertShape& 
   const int64_t copied = std::min(from.places, plan_places(even + even / 8, shape.experts));
   if (copied < from.places) {
     launch_kernel(send_rest_kernel, {kRestBlocks, kThreads}, stream,
-                  reinterpret_cast<const uint4*>(from.rows), from.used, copied, shape.hidden / 8,
+                  reinterpret_cast<const uint4*>(from.rows), from.totals, copied, shape.hidden / 8,
                   reinterpret_cast<uint4*>(other.rows));
   }
   const auto* end = reinterpret_cast<const std::byte*>(from.rows + copied * shape.hidden);

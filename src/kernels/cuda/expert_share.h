@@ -3,9 +3,11 @@
 #pragma once
 
 #include <cstdint>
+#include <numeric>
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/expert_layer.h"
+#include "kernels/cuda/grouped_product.h"
 #include "kernels/cuda/side_stream.h"
 #include "kernels/expert_sharing.h"
 #include "kernels/tensor.h"
@@ -27,32 +29,48 @@ int64_t share_input_bytes(const ExpertShape& shape, int64_t rows);
 
 // Results: where each choice's lies, then the results, experts ascending.
 struct ShareParts {
-  int32_t* place = nullptr;  // [rows, top_k], -1: another rank's
-  int32_t* used = nullptr;   // [1] places that may hold a result
-  Bf16* rows = nullptr;      // [places, hidden]
+  int32_t* place = nullptr;      // [rows, top_k], -1: another rank's
+  PlanTotals* totals = nullptr;  // of the plan that placed them
+  Bf16* rows = nullptr;          // [places, hidden]
   int64_t places = 0;
 };
 ShareParts share_parts(const ExpertShape& shape, const std::byte* memory, int64_t rows);
 int64_t share_parts_bytes(const ExpertShape& shape, int64_t rows);
 
-// Working memory for rows of any rank; what the shared expert computed stays in it.
-int64_t share_workspace_bytes(const ExpertShape& shape, int64_t rows_max);
+// Rows of every rank, as they came.
+struct RankInputs {
+  const std::byte* of[kShareRanksMax] = {};
+  int64_t rows[kShareRanksMax] = {};
+  int32_t count = 0;
 
-// `shape` is that of this rank's experts. `rows_max` sizes the workspace alone.
+  // Rows of the ranks before this one; of all.
+  int64_t before(int32_t rank) const { return std::accumulate(rows, rows + rank, int64_t{0}); }
+  int64_t all() const { return before(count); }
+};
+
+// Working memory for rows of all ranks; what the shared expert computed stays in it, and the inner
+// values of all rows.
+int64_t share_workspace_bytes(const ExpertShape& shape, int32_t ranks, int64_t rows_max);
+
+// `shape` is that of this rank's experts. `ranks` and `rows_max`, which is of a rank, size the
+// workspace.
 void share_pack(Stream stream, const ExpertShape& shape, Rows<const Bf16> x, const int32_t* experts,
                 const float* weights, std::byte* input);
-void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
+void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t ranks,
                   const std::byte* input, int64_t rows, int64_t rows_max, uint8_t* workspace);
-void share_compute(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t first,
-                   int32_t ranks, const std::byte* input, int64_t rows, int64_t rows_max,
-                   uint8_t* workspace, std::byte* parts);
+// The inner values of all rows whose choices are experts first..; then the results of rank r's.
+void share_inner(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t first,
+                 const RankInputs& inputs, int64_t rows_max, uint8_t* workspace);
+void share_results(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
+                   const RankInputs& inputs, int32_t r, int64_t rows_max, uint8_t* workspace,
+                   std::byte* parts);
 
 struct RankParts {
   const std::byte* of[kShareRanksMax] = {};
 };
 // y[r] = bf16(sum of the choices' results in their order, then the shared expert's).
-void share_combine(Stream stream, const ExpertShape& shape, const int32_t* experts, RankParts parts,
-                   int64_t rows_max, uint8_t* workspace, Rows<Bf16> y);
+void share_combine(Stream stream, const ExpertShape& shape, int32_t ranks, const int32_t* experts,
+                   RankParts parts, int64_t rows_max, uint8_t* workspace, Rows<Bf16> y);
 
 // Behind all of `stream`, beside what comes after it.
 void share_send_input(Stream stream, const SideStream* lane, const ExpertShape& shape,

@@ -29,7 +29,7 @@ Result<void> CudaExpertSharing::reserve(const StepBounds& bounds, const ExpertSp
   shape_ = FoldStore::shape_of(bounds.moe[0], bounds.experts_per_token);
   TRY(open_side(lane_));
   work_ = {};
-  work_ = TRY(MemoryBlock::create(memory_, share_workspace_bytes(shape_, rows_max),
+  work_ = TRY(MemoryBlock::create(memory_, share_workspace_bytes(shape_, spread.ranks, rows_max),
                                   "working memory of shared experts"));
   return {};
 }
@@ -50,21 +50,32 @@ void CudaExpertSharing::pack(Rows<const Bf16> x, Rows<const int32_t> experts,
 
 void CudaExpertSharing::compute_shared(const MoeWeights& layer, Rows<const Bf16> x,
                                        const std::byte* input) {
-  enqueue(share_shared, shape_, FoldStore::tiles_of(layer, shape_), input, x.rows, rows_max_,
-          work());
+  enqueue(share_shared, shape_, FoldStore::tiles_of(layer, shape_), spread_.ranks, input, x.rows,
+          rows_max_, work());
 }
 
-void CudaExpertSharing::compute_parts(const MoeWeights& layer, const std::byte* input, int64_t rows,
-                                      std::byte* parts) {
-  enqueue(share_compute, shape_, FoldStore::tiles_of(layer, shape_), spread_.first(), spread_.ranks,
-          input, rows, rows_max_, work(), parts);
+void CudaExpertSharing::compute_inner(const MoeWeights& layer,
+                                      std::span<const std::byte* const> inputs,
+                                      std::span<const int64_t> rows) {
+  CHECK(std::ssize(inputs) == spread_.ranks && std::ssize(rows) == spread_.ranks);
+  inputs_.count = spread_.ranks;
+  std::ranges::copy(inputs, inputs_.of);
+  std::ranges::copy(rows, inputs_.rows);
+  if (inputs_.all() == 0) return;
+  enqueue(share_inner, shape_, FoldStore::tiles_of(layer, shape_), spread_.first(), inputs_,
+          rows_max_, work());
+}
+
+void CudaExpertSharing::compute_parts(const MoeWeights& layer, int32_t r, std::byte* parts) {
+  enqueue(share_results, shape_, FoldStore::tiles_of(layer, shape_), inputs_, r, rows_max_, work(),
+          parts);
 }
 
 void CudaExpertSharing::combine(Rows<const int32_t> experts,
                                 std::span<const std::byte* const> parts, Rows<Bf16> y) {
   RankParts list;
   std::ranges::copy(parts, list.of);
-  enqueue(share_combine, shape_, experts.data, list, rows_max_, work(), y);
+  enqueue(share_combine, shape_, spread_.ranks, experts.data, list, rows_max_, work(), y);
 }
 
 void CudaExpertSharing::send_input(const std::byte* input, int64_t rows, std::byte* to) {

@@ -39,8 +39,9 @@ class CudaExpertSharing final : public ExpertSharing {
   void pack(Rows<const Bf16> x, Rows<const int32_t> experts, Rows<const float> weights,
             std::byte* input) override;
   void compute_shared(const MoeWeights& layer, Rows<const Bf16> x, const std::byte* input) override;
-  void compute_parts(const MoeWeights& layer, const std::byte* input, int64_t rows,
-                     std::byte* parts) override;
+  void compute_inner(const MoeWeights& layer, std::span<const std::byte* const> inputs,
+                     std::span<const int64_t> rows) override;
+  void compute_parts(const MoeWeights& layer, int32_t r, std::byte* parts) override;
   void combine(Rows<const int32_t> experts, std::span<const std::byte* const> parts,
                Rows<Bf16> y) override;
   void send_input(const std::byte* input, int64_t rows, std::byte* to) override;
@@ -66,6 +67,7 @@ class CudaExpertSharing final : public ExpertSharing {
   ExpertSpread spread_;
   ExpertShape shape_;
   int64_t rows_max_ = 0;
+  RankInputs inputs_;  // of the call of compute_inner
   SideStream lane_;
   MemoryBlock work_;
 };
