@@ -43,6 +43,10 @@ uint32_t blocks_of(int64_t items, int64_t each) {
   return static_cast<uint32_t>((items + each - 1) / each);
 }
 
+// Of so many choices of all ranks each weight's way from memory counts: results of all ranks are
+// one product, too, and each rank's are copied out of it.
+int64_t few_choices(const ExpertShape& shape) { return int64_t{64} * shape.experts; }
+
 // Rows of all ranks have a plan of their own up to their inner values, results of each rank's one
 // that places them together.
 struct Workspace {
@@ -53,6 +57,7 @@ struct Workspace {
   Bf16* inner = nullptr;
   ExpertPlan one;  // its places and totals are with the results
   QuantisedRows inner8;
+  Bf16* few_out = nullptr;  // results of all ranks, in the places of their inner values
   int64_t shared_places = 0;
   Bf16* shared_inner = nullptr;
   uint8_t* shared_inner8 = nullptr;
@@ -91,7 +96,9 @@ Workspace carve(const ExpertShape& shape, int32_t ranks, int64_t rows, Carver& c
   work.x8 = carve_rows(places_of_all, shape.gate_up().chunks(), carver);
   work.inner = carver.take<Bf16>(places_of_all * shape.inner);
   work.one = carve_plan(choices, places, shape.experts, carver);
-  work.inner8 = carve_rows(places, inner_chunks, carver);
+  const int64_t few_places = plan_places(std::min(of_all, few_choices(shape)), shape.experts);
+  work.inner8 = carve_rows(std::max(places, few_places), inner_chunks, carver);
+  work.few_out = carver.take<Bf16>(few_places * shape.hidden);
   work.shared_places = (rows + 7) / 8 * 8;
   work.shared_inner = carver.take<Bf16>(rows * shape.inner);
   work.shared_inner8 = carver.take<uint8_t>(work.shared_places * inner_chunks * kChunk);
@@ -164,6 +171,20 @@ __global__ void __launch_bounds__(kThreads)
   await_earlier();
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   spread_piece(task, blockIdx.y, item, place, load_piece(task, blockIdx.y, item));
+}
+
+// Results from the places of one plan to those of another plan of the same choices.
+__global__ void __launch_bounds__(kThreads)
+    move_results_kernel(const uint4* __restrict__ from, const int32_t* __restrict__ from_place,
+                        const int32_t* __restrict__ to_place, int32_t pieces,
+                        uint4* __restrict__ to) {
+  await_earlier();
+  const int64_t there = from_place[blockIdx.x];
+  const int64_t here = to_place[blockIdx.x];
+  if (there < 0) return;
+  for (int32_t i = threadIdx.x; i < pieces; i += kThreads) {
+    to[here * pieces + i] = from[there * pieces + i];
+  }
 }
 
 // Results behind the first `copied` places, straight to the other card.
@@ -334,6 +355,13 @@ void share_inner(Stream stream, const ExpertShape& shape, const ExpertTiles& til
   }
   expert_product(stream, ResultForm::kSwiGlu, tokens,
                  expert_up_arguments(shape, tiles, work.all, x8, work.inner));
+  if (choices > few_choices(shape)) return;
+  QuantisedRows inner8 = work.inner8;
+  inner8.places = x8.places;
+  quantise_places(stream, Rows<const Bf16>(work.inner, x8.places, shape.inner), work.all.place,
+                  choices, inner8, {}, {});
+  expert_product(stream, ResultForm::kBf16, tokens,
+                 expert_down_arguments(shape, tiles, work.all, inner8, work.few_out));
 }
 
 void share_results(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
@@ -349,6 +377,12 @@ void share_results(Stream stream, const ExpertShape& shape, const ExpertTiles& t
   plan.totals = to.totals;
   plan_experts(stream, work.local + first, work.weights + first, choices, shape.experts, tokens,
                plan);
+  if (inputs.all() * shape.top_k <= few_choices(shape)) {
+    launch_kernel(move_results_kernel, {choices, kThreads}, stream,
+                  reinterpret_cast<const uint4*>(work.few_out), work.all.place + first, to.place,
+                  static_cast<int32_t>(shape.hidden / 8), reinterpret_cast<uint4*>(to.rows));
+    return;
+  }
   QuantisedRows inner8 = work.inner8;
   inner8.places = to.places;
   quantise_moved(stream, Rows<const Bf16>(work.inner, work.x8.places, shape.inner),
