@@ -151,8 +151,8 @@ int run_bench(int argc, char** argv) {
       "On a card it is whole steps of all 40 layers, one layer of each role aliased (20 GB of\n"
       "host memory, 60 of the card's): prefill in steps of 16k tokens, decode as one rank of 64,\n"
       "whose exchange with the others is arithmetic, and decode of 1 to 8 sequences. ep2 is\n"
-      "prefill by two ranks that share the experts, on two cards (or both on one), against one\n"
-      "card with all experts and the same rows.\n"
+      "prefill by two ranks that share the experts, on two cards (or both on one), against the\n"
+      "same cards with all experts and the same rows.\n"
       "\nExit codes: 0 measured (whatever the result), 1 failed, 64 wrong usage, 130 "
       "interrupted.\n");
   command.setting("--shape", options.shape, "What to measure: released, model or all")
