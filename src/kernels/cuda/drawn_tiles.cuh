@@ -17,54 +17,85 @@ struct DrawnTile {
   int32_t tile;  // of slots
 };
 
+// Numbers of `total` items, one after another, by every block of threads.
+class ItemDraw {
+ public:
+  explicit __device__ __forceinline__ ItemDraw(int32_t total)
+      : grid_(static_cast<int32_t>(gridDim.x)),
+        total_(total),
+        at_(static_cast<int32_t>(blockIdx.x)) {}
+
+  // False when nothing is left; it is then not called again.
+  __device__ __forceinline__ bool next(const ProductArguments& args, int32_t& item) {
+    item = at_;
+    if (item >= total_ && item != static_cast<int32_t>(blockIdx.x)) return false;
+    // Every block of threads draws until it gets nothing, and who draws last leaves a zero for the
+    // next launch.
+    const int32_t drawn = atomicAdd(&args.totals->drawn, 1);
+    if (drawn == max(total_, grid_) - 1) args.totals->drawn = 0;
+    at_ = grid_ + drawn;
+    return item < total_;
+  }
+
+ private:
+  int32_t grid_;
+  int32_t total_;
+  int32_t at_;
+};
+
+// Items of which the last round's go in up to kPieces pieces where they would keep few blocks busy.
+struct LastPieces {
+  int32_t whole;   // items that stay whole
+  int32_t pieces;  // of each of the others
+  int32_t total;
+
+  static __device__ __forceinline__ LastPieces of(int32_t items, int32_t most) {
+    const auto grid = static_cast<int32_t>(gridDim.x);
+    const int32_t rest = items % grid;
+    int32_t pieces = most;
+    while (rest * pieces > grid) pieces /= 2;
+    return {items - rest, pieces, items - rest + rest * pieces};
+  }
+  // The item that is, or has, number `at`; and which piece of how many that is.
+  __device__ __forceinline__ int32_t item(int32_t at) const {
+    return at < whole ? at : whole + (at - whole) / pieces;
+  }
+  __device__ __forceinline__ int32_t piece(int32_t at) const { return (at - whole) % pieces; }
+};
+
 // Pieces of a tile are multiples of kPieceRows.
 template <int kPieceRows>
 class TileDraw {
  public:
   // `tiles` of slots for each of the plan's blocks first..end - 1.
   __device__ __forceinline__ TileDraw(int32_t tiles, int32_t first, int32_t end)
-      : tiles_(tiles), first_(first), grid_(static_cast<int32_t>(gridDim.x)) {
-    const int32_t items = tiles * (end - first);
-    // The last round goes in pieces of a tile's rows where it would keep few blocks busy.
-    const int32_t rest = items % grid_;
-    whole_ = items - rest;
-    pieces_ = rest * 8 <= grid_ ? 8 : rest * 4 <= grid_ ? 4 : rest * 2 <= grid_ ? 2 : 1;
-    total_ = whole_ + rest * pieces_;
-    at_ = static_cast<int32_t>(blockIdx.x);
-  }
+      : tiles_(tiles),
+        first_(first),
+        parts_(LastPieces::of(tiles * (end - first), 8)),
+        draw_(parts_.total) {}
 
   // False when nothing is left; it is then not called again.
   __device__ __forceinline__ bool next(const ProductArguments& args, DrawnTile& to) {
-    while (true) {
-      const int32_t at = at_;
-      if (at >= total_ && at != static_cast<int32_t>(blockIdx.x)) return false;
-      // Every block of threads draws until it gets nothing, and who draws last leaves a zero for
-      // the next launch.
-      const int32_t drawn = atomicAdd(&args.totals->drawn, 1);
-      if (drawn == max(total_, grid_) - 1) args.totals->drawn = 0;
-      at_ = grid_ + drawn;
-      if (at >= total_) return false;
-      const int32_t item = at < whole_ ? at : whole_ + (at - whole_) / pieces_;
+    for (int32_t at; draw_.next(args, at);) {
+      const int32_t item = parts_.item(at);
       to.block = block_at(args, first_ + item / tiles_, 0);
       to.tile = item % tiles_;
-      if (at < whole_ || pieces_ == 1) return true;
-      const int32_t each =
-          (to.block.rows + kPieceRows * pieces_ - 1) / (kPieceRows * pieces_) * kPieceRows;
-      const int32_t first = (at - whole_) % pieces_ * each;
+      if (at < parts_.whole || parts_.pieces == 1) return true;
+      const int32_t unit = kPieceRows * parts_.pieces;
+      const int32_t each = (to.block.rows + unit - 1) / unit * kPieceRows;
+      const int32_t first = parts_.piece(at) * each;
       to.block.row += first;
       to.block.rows = min(to.block.rows - first, each);
       if (to.block.rows > 0) return true;
     }
+    return false;
   }
 
  private:
   int32_t tiles_;
   int32_t first_;
-  int32_t grid_;
-  int32_t whole_;
-  int32_t pieces_;
-  int32_t total_;
-  int32_t at_;
+  LastPieces parts_;
+  ItemDraw draw_;
 };
 
 // What is told about the tiles that are on their way, 16 bytes each: more of them than a ring has

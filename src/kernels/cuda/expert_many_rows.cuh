@@ -104,18 +104,27 @@ struct ManyRowsView {
   uint32_t store;   // room of this warpgroup
   uint32_t told;
   int32_t strip;  // of this warpgroup
-  bool leads;     // its warp
 
   __device__ __forceinline__ StoredCodes wait_codes(const RingPlace& place) const {
     barrier_wait(full + place.barrier, place.parity);
-    const uint32_t shift = load_shared_word(shifts + place.bytes);  // its tables come first
-    return {load_shared_16(codes + place.bytes), load_shared_16(codes + place.bytes + 2048), shift};
+    return codes_of(place.bytes);
+  }
+  __device__ __forceinline__ StoredCodes codes_of(uint32_t bytes) const {
+    const uint32_t shift = load_shared_word(shifts + bytes);  // its tables come first
+    return {load_shared_16(codes + bytes), load_shared_16(codes + bytes + 2048), shift};
   }
   __device__ __forceinline__ void release(const RingPlace& place) const {
-    __syncwarp();
-    if (leads) barrier_arrive(empty + place.barrier);
+    release_stage(empty + place.barrier);
   }
 };
+
+// Of the two slots that this thread has of a strip.
+__device__ __forceinline__ float2 row_scale_at(const ProductArguments& args,
+                                               const TokenBlock& block, int32_t strip_slot) {
+  const float* scales = args.row_scale + static_cast<int64_t>(block.expert) * args.slots +
+                        strip_slot + ((threadIdx.x & 127) >> 5) * 16 + ((threadIdx.x & 31) >> 2);
+  return {__ldg(scales), __ldg(scales + 8)};
+}
 
 // Writes tokens first + kFrom.. of the tile, kStoreTokens at a time: a warpgroup's pairs of bf16
 // (two outputs, or gate and up, which round there anyway) change hands in shared memory.
@@ -227,9 +236,7 @@ __device__ __forceinline__ void consume_parts(const ProductArguments& args,
     }
     place.template advance<Form>();
   }
-  const float* scales = args.row_scale + static_cast<int64_t>(block.expert) * args.slots +
-                        strip_slot + ((threadIdx.x & 127) >> 5) * 16 + ((threadIdx.x & 31) >> 2);
-  const float2 row_scale = {__ldg(scales), __ldg(scales + 8)};
+  const float2 row_scale = row_scale_at(args, block, strip_slot);
 #pragma unroll
   for (int32_t part = 0; part < kParts; ++part) {
     store_part<Form, kPart>(args, view, block, strip_slot, part * kPart, row_scale, sum[part]);
@@ -322,7 +329,6 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
       .store = base + kStoreAt + strip * Form::kStoreBytes,
       .told = base + kToldAt,
       .strip = static_cast<int32_t>(strip),
-      .leads = kept(lane) == 0,
   };
   RingPlace place;
   for (uint32_t turn = 0;; ++turn) {

@@ -237,7 +237,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   // The list of token blocks.
   if (expert < expert_count && tells) {
     const int32_t first_block =
-        block_tokens < kManyRowsBlock
+        block_tokens < kPairStripsBlock
             ? scan.before.y
             : blocks_before(sizes, expert_count, expert, sizes[expert] >> kSizeShift);
     for (int64_t n = rank; n * block_rows < count; n += blocks) {

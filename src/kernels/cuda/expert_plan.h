@@ -29,14 +29,15 @@ constexpr int64_t plan_places(int64_t choices, int64_t experts) {
 // are large, as few blocks as can be, alike but for a multiple of 8: a small block costs nearly as
 // much as one twice its size.
 GALLEY_HOST_DEVICE constexpr int32_t rows_of_block(int32_t count, int32_t block_tokens) {
-  if (block_tokens < kManyRowsBlock) return block_tokens;
+  if (block_tokens < kPairStripsBlock) return block_tokens;
   if (block_tokens == kMixedBlocks && count > kRowTilesFrom) {
     const int32_t units = (count + kRowTilesUnit - 1) / kRowTilesUnit;
     const int32_t parts = (units + kRowTilesUnits - 1) / kRowTilesUnits;
     return (units + parts - 1) / parts * kRowTilesUnit;
   }
-  if (count <= kManyRowsBlock) return kManyRowsBlock;
-  const int32_t parts = (count + kManyRowsBlock - 1) / kManyRowsBlock;
+  const int32_t most = block_tokens < kManyRowsBlock ? block_tokens : kManyRowsBlock;
+  if (count <= most) return most;
+  const int32_t parts = (count + most - 1) / most;
   return ((count + parts - 1) / parts + 7) / 8 * 8;
 }
 // Blocks of at most `tokens` rows.

@@ -39,8 +39,8 @@ struct ExpectedPlan {
         most = 1;
         while ((units + most - 1) / most > (units + 3) / 4) ++most;
         most *= 64;
-      } else if (most >= kManyRowsBlock && count > kManyRowsBlock) {
-        most = kManyRowsBlock;
+      } else if (most >= 128 && count > std::min(most, kManyRowsBlock)) {
+        most = std::min(most, kManyRowsBlock);
         // As few as can be, alike: the least multiple of 8 that they can all have.
         const int32_t parts = (count + most - 1) / most;
         most = 8;
@@ -52,7 +52,7 @@ struct ExpectedPlan {
       begin += (count + 7) / 8 * 8;
     }
     places = begin;
-    if (c.block_tokens >= kManyRowsBlock) {
+    if (c.block_tokens >= kPairStripsBlock) {
       std::vector<int32_t> size(static_cast<size_t>(c.experts));
       for (const TokenBlock& b : blocks) {
         auto& most = size[static_cast<size_t>(b.expert)];
@@ -84,6 +84,8 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
   for (const PlanCase& c : {PlanCase{6, 384, 384, 8},
                             {18, 12, 12, 80},
                             {384, 7, 7, 80},
+                            {768, 7, 7, kPairStripsBlock},
+                            {4160, 52, 60, kPairStripsBlock},
                             {4096, 384, 384, 80},
                             {4097, 384, 384, 80},
                             {5000, 3, 5, 256},

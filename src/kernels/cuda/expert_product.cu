@@ -4,6 +4,7 @@
 #include "base/check.h"
 #include "kernels/cuda/expert_few_rows.cuh"
 #include "kernels/cuda/expert_many_rows.cuh"
+#include "kernels/cuda/expert_pair_strips.cuh"
 #include "kernels/cuda/expert_row_tiles.cuh"
 #include "kernels/cuda/grouped_product.cuh"
 #include "kernels/cuda/launch_product.cuh"
@@ -28,6 +29,10 @@ void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
     launch_tiles<Form>(stream, grouped_product_kernel<Form>, args);
   } else {
     CHECK(args.outputs % 8 == 0 && args.y_stride % 8 == 0);  // stores are of 16 bytes
+    if (block_tokens == kPairStripsBlock) {
+      using Form = PairStripsForm<kResult>;
+      return launch_tiles<Form>(stream, expert_pair_strips_kernel<Form>, args);
+    }
     if (block_tokens == kMixedBlocks) {  // of the large experts; the others follow
       using Form = RowTilesForm<kResult>;
       launch_tiles<Form>(stream, expert_row_tiles_kernel<Form>, args);
@@ -41,10 +46,13 @@ void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
 
 int32_t expert_block_tokens(int64_t choices, int32_t experts) {
   // Measured on one H200. Few choices make few tiles, and two launches two last rounds; units that
-  // are not full cost most where experts have few of them.
+  // are not full cost most where experts have few of them. Three blocks of about 110 rows are
+  // faster than two of 165.
   const int64_t mixed_from = std::max<int64_t>(5000, experts * int64_t{kManyRowsBlock});
+  const auto most = [&](int64_t rows) { return choices <= experts * rows; };  // of an expert, even
   if (choices <= 8) return 8;
-  if (choices <= static_cast<int64_t>(experts) * 72) return 80;
+  if (most(76)) return 80;
+  if (most(112) || (choices < mixed_from && most(352) && !most(304))) return kPairStripsBlock;
   return choices < mixed_from ? kManyRowsBlock : kMixedBlocks;
 }
 

@@ -296,9 +296,8 @@ struct RowTilesView {
     barrier_wait(base + Form::kUnpackedFull + weights.barrier, weights.parity);
   }
   __device__ __forceinline__ void release() const {
-    const uint32_t lane = threadIdx.x & 31;
     __syncwarp();
-    if (lane != 0) return;
+    if (!elected()) return;
     barrier_arrive(base + Form::kRowsEmpty + rows.barrier);
     barrier_arrive(base + Form::kUnpackedEmpty + weights.barrier);
   }

@@ -59,6 +59,8 @@ void expert_product(Stream stream, ResultForm form, int32_t block_tokens,
                     const ProductArguments& args);
 // Rows of a block for so many choices of so many experts; the most where they are many.
 constexpr int32_t kManyRowsBlock = 256;
+// Fewer rows by more slots a block.
+constexpr int32_t kPairStripsBlock = 128;
 // Experts of more than kRowTilesFrom rows in blocks of whole units, up to kRowTilesUnits; the
 // others as kManyRowsBlock has them. Two launches.
 constexpr int32_t kMixedBlocks = 512;

@@ -25,6 +25,13 @@ struct RingPlace {
   }
 };
 
+// By a whole warp that has read what it wants of a stage. Which lane says so is not asked of the
+// thread's number, which compilers read again for every stage (30 cycles) where registers are few.
+__device__ __forceinline__ void release_stage(uint32_t empty) {
+  __syncwarp();
+  if (elected()) barrier_arrive(empty);
+}
+
 // By one thread, in front of barrier_init_fence(): two barriers a stage, which is full when `fills`
 // arrived at the one, and may be filled again when `releases` arrived at the other.
 template <class Form>

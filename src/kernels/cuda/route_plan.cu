@@ -471,7 +471,7 @@ bool route_plan_supports(const RoutePlan& r) {
          divide_up(experts, kColumns) * splits >= std::min<int64_t>(r.x.rows, kTileRows);
 }
 bool route_plan_takes(int64_t experts, int64_t chunks, int32_t block_tokens) {
-  return experts <= kThreads && chunks * kRowPieces <= kThreads && block_tokens < kManyRowsBlock;
+  return experts <= kThreads && chunks * kRowPieces <= kThreads && block_tokens < kPairStripsBlock;
 }
 
 void route_alone(Stream stream, const RoutePlan& r) {
