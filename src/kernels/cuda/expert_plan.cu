@@ -272,6 +272,28 @@ __global__ void __launch_bounds__(kSpreadThreads)
   spread_piece(task, blockIdx.y, item, place, load_piece(task, blockIdx.y, item));
 }
 
+// As quantise_tiles_kernel, in the order of the places.
+__global__ void __launch_bounds__(kQuantiseThreads)
+    quantise_sources_kernel(Rows<const Bf16> x, const int32_t* __restrict__ source,
+                            const PlanTotals* __restrict__ totals, QuantisedRows to) {
+  await_earlier();
+  const int64_t place = static_cast<int64_t>(blockIdx.x) * kQuantiseRows + threadIdx.x / 32;
+  const auto lane = static_cast<int32_t>(threadIdx.x & 7);
+  const auto chunk = static_cast<int32_t>(blockIdx.y * kQuantiseChunks + (threadIdx.x & 31) / 8);
+  const int32_t column = chunk * kChunk + lane * 16;
+  if (place >= totals->places) return;
+  const int64_t from = source[place];
+  if (from < 0 || from >= x.rows) return;
+  uint4 raw[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
+  if (column < x.cols) {
+    const auto* row = reinterpret_cast<const uint4*>(x.data + from * x.stride + column);
+    raw[0] = row[0];
+    if (column + 8 < x.cols) raw[1] = row[1];
+  }
+  const QuantisedPiece piece = quantise_piece(raw);
+  if (chunk * kChunk < x.cols) store_piece(to, chunk, place, lane, piece);
+}
+
 // y[row] of 8 columns a thread. kTopK 0: any number of choices.
 template <int kTopK>
 __global__ void __launch_bounds__(kCombineThreads)
@@ -398,14 +420,12 @@ void quantise_places(Stream stream, Rows<const Bf16> x, const int32_t* place, in
                   {.x = rows, .items = rows.rows, .numbered = rows_to});
 }
 
-void quantise_moved(Stream stream, Rows<const Bf16> x, const int32_t* from_place,
-                    const int32_t* to_place, int64_t choices, const QuantisedRows& to) {
-  launch_quantise(stream, {.x = x,
-                           .items = choices,
-                           .place = from_place,
-                           .in_place = true,
-                           .moved_to = to_place,
-                           .listed = to});
+void quantise_sources(Stream stream, Rows<const Bf16> x, const int32_t* source,
+                      const PlanTotals* totals, const QuantisedRows& to) {
+  const dim3 grid(
+      static_cast<uint32_t>((to.places + kQuantiseRows - 1) / kQuantiseRows),
+      static_cast<uint32_t>((tiled_chunks(x.cols) + kQuantiseChunks - 1) / kQuantiseChunks));
+  launch_kernel(quantise_sources_kernel, {grid, kQuantiseThreads}, stream, x, source, totals, to);
 }
 
 void quantise_rows(Stream stream, Rows<const Bf16> x, int64_t places, uint8_t* x8, float* x_scale) {

@@ -70,9 +70,10 @@ void plan_and_spread(Stream stream, const int32_t* experts, const float* weights
 // Rows of x that are in their places already (`choices` of them), and all of y in order.
 void quantise_places(Stream stream, Rows<const Bf16> x, const int32_t* place, int64_t choices,
                      const QuantisedRows& x_to, Rows<const Bf16> y, const QuantisedRows& y_to);
-// Rows of x in the places of one plan to those of another plan of the same choices.
-void quantise_moved(Stream stream, Rows<const Bf16> x, const int32_t* from_place,
-                    const int32_t* to_place, int64_t choices, const QuantisedRows& to);
+// Row source[p] of x to place p, of all that a plan uses. What lies between two experts may be any
+// number: such a row is copied, or none.
+void quantise_sources(Stream stream, Rows<const Bf16> x, const int32_t* source,
+                      const PlanTotals* totals, const QuantisedRows& to);
 // All rows of x, in order. `places` >= x.rows.
 void quantise_rows(Stream stream, Rows<const Bf16> x, int64_t places, uint8_t* x8, float* x_scale);
 // The same and, on further blocks, copies that have nothing to do with it.

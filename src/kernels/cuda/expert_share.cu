@@ -388,8 +388,10 @@ void share_results(Stream stream, const ExpertShape& shape, const ExpertTiles& t
   ExpertPlan plan = work.one;
   plan.place = to.place;
   plan.totals = to.totals;
-  plan_experts(stream, work.local + first, work.weights + first, choices, shape.experts, tokens,
-               plan);
+  // A plan carries factors along with the choices; here each is the place of its inner values.
+  plan_experts(stream, work.local + first, reinterpret_cast<const float*>(work.all.place + first),
+               choices, shape.experts, tokens, plan);
+  const auto* source = reinterpret_cast<const int32_t*>(plan.row_weight);
   if (inputs.all() * shape.top_k <= few_choices(shape)) {
     launch_kernel(move_results_kernel, {choices, kThreads}, stream,
                   reinterpret_cast<const uint4*>(work.few_out), work.all.place + first, to.place,
@@ -398,8 +400,8 @@ void share_results(Stream stream, const ExpertShape& shape, const ExpertTiles& t
   }
   QuantisedRows inner8 = work.inner8;
   inner8.places = to.places;
-  quantise_moved(stream, Rows<const Bf16>(work.inner, work.x8.places, shape.inner),
-                 work.all.place + first, to.place, choices, inner8);
+  quantise_sources(stream, Rows<const Bf16>(work.inner, work.x8.places, shape.inner), source,
+                   to.totals, inner8);
   expert_product(stream, ResultForm::kBf16, tokens,
                  expert_down_arguments(shape, tiles, plan, inner8, to.rows));
 }

@@ -26,15 +26,14 @@ __device__ __forceinline__ float power_of_two(int32_t biased) {
 }
 
 // Rows of x to be quantised. Item i is row i of x and goes to place[i * copies + c] of `listed` for
-// each copy c; in place: item i is row place[i] and stays there, or goes to moved_to[i]. Places
-// below 0 are skipped. In its own number it goes to `numbered` besides. Either may have no x8.
+// each copy c; in place: item i is row place[i] and stays there. Places below 0 are skipped. In its
+// own number it goes to `numbered` besides. Either may have no x8.
 struct QuantiseTask {
   Rows<const Bf16> x = {};
   int64_t items = 0;
   const int32_t* place = nullptr;
   int32_t copies = 1;
   bool in_place = false;
-  const int32_t* moved_to = nullptr;
   QuantisedRows listed = {};
   QuantisedRows numbered = {};
 };
@@ -130,8 +129,8 @@ __global__ void __launch_bounds__(kQuantiseThreads)
   int32_t to = -1;  // of copy `lane`
   if (from >= 0 && task.place != nullptr) {
     if (task.in_place) {
-      from = task.place[item];
-      to = task.moved_to != nullptr ? task.moved_to[item] : static_cast<int32_t>(from);
+      to = task.place[item];
+      from = to;
     } else if (lane < task.copies) {
       to = task.place[item * task.copies + lane];
     }
