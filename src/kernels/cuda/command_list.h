@@ -157,6 +157,7 @@ class CommandKey {
   }
   void add_value(const RankInputs& p) {
     add(static_cast<uint64_t>(p.count));
+    add_all(p.self, p.own);
     for (int32_t r = 0; r < p.count; ++r) add_all(p.of[r], p.rows[r]);
   }
   template <class... T>

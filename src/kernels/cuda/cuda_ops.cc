@@ -510,7 +510,8 @@ class CudaOps final : public Ops {
         engram_(*memory_, streams.copies),
         expert_tables_(*memory_),
         sharing_(
-            *memory_, lane_.commands(), [this] { settle(); }, [this] { lane_.appended(); }) {}
+            *memory_, lane_.commands(), [this] { settle(); }, [this] { lane_.appended(); },
+            [this](Rows<const Bf16> x) { return made_.take(x); }) {}
 
   StageArena& arena() { return lane_.arena(); }
 

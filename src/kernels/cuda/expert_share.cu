@@ -271,6 +271,17 @@ __global__ void __launch_bounds__(kCombineThreads)
       *reinterpret_cast<const uint4*>(pairs);
 }
 
+// As packed, or with the codes that were made before.
+ShareInput own_input(const ExpertShape& shape, const std::byte* memory, const InputTiles& own,
+                     int64_t rows) {
+  ShareInput input = share_input(shape, memory, rows);
+  if (own.codes == nullptr) return input;
+  CHECK(own.places == input.places);
+  input.codes = own.codes;
+  input.scale = own.scale;
+  return input;
+}
+
 // As many as an even share of these choices: the choice of a kernel changes no bit.
 int32_t block_tokens(const ExpertShape& shape, int32_t ranks, int64_t choices) {
   const int64_t even = choices <= 8 ? choices : std::max<int64_t>(9, choices / ranks);
@@ -309,19 +320,20 @@ int64_t share_workspace_bytes(const ExpertShape& shape, int32_t ranks, int64_t r
   return carver.used();
 }
 
-void share_pack(Stream stream, const ExpertShape& shape, Rows<const Bf16> x, const int32_t* experts,
-                const float* weights, std::byte* input) {
+void share_pack(Stream stream, const ExpertShape& shape, Rows<const Bf16> x, const InputTiles& own,
+                const int32_t* experts, const float* weights, std::byte* input) {
   const ShareInput to = share_input(shape, input, x.rows);
   const int64_t choices = x.rows * shape.top_k;
-  quantise_rows(stream, x, to.places, to.codes, to.scale);
+  if (own.codes == nullptr) quantise_rows(stream, x, to.places, to.codes, to.scale);
   launch_kernel(copy_choices_kernel, {blocks_of(choices, kThreads), kThreads}, stream, experts,
                 weights, choices, to);
 }
 
 void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t ranks,
-                  const std::byte* input, int64_t rows, int64_t rows_max, uint8_t* workspace) {
+                  const std::byte* input, const InputTiles& own, int64_t rows, int64_t rows_max,
+                  uint8_t* workspace) {
   const Workspace work = workspace_at(shape, ranks, rows_max, workspace);
-  const ShareInput from = share_input(shape, input, rows);
+  const ShareInput from = own_input(shape, input, own, rows);
   const QuantisedRows inner8 = {work.shared_inner8, work.shared_inner_scale, from.places};
   dense_product(stream, ResultForm::kSwiGlu,
                 shared_up_arguments(shape, tiles, {from.codes, from.scale, from.places}, rows,
@@ -356,7 +368,8 @@ void share_inner(Stream stream, const ExpertShape& shape, const ExpertTiles& til
   for (int32_t r = 0; r < inputs.count; ++r) {
     const int64_t rows = inputs.rows[r];
     if (rows == 0) continue;
-    const ShareInput input = share_input(shape, inputs.of[r], rows);
+    const ShareInput input =
+        own_input(shape, inputs.of[r], r == inputs.self ? inputs.own : InputTiles{}, rows);
     const SpreadTask spread{.from = {input.codes, input.scale, input.places},
                             .rows = rows,
                             .top_k = shape.top_k,
@@ -418,8 +431,17 @@ void share_combine(Stream stream, const ExpertShape& shape, int32_t ranks, const
 }
 
 void share_send_input(Stream stream, const SideStream* lane, const ExpertShape& shape,
-                      const std::byte* input, int64_t rows, std::byte* to) {
-  send(stream, *lane, input, share_input_bytes(shape, rows), to);
+                      const std::byte* input, const InputTiles& own, int64_t rows, std::byte* to) {
+  const int64_t bytes = share_input_bytes(shape, rows);
+  int64_t sent = 0;
+  if (own.codes != nullptr) {
+    const ShareInput packed = share_input(shape, input, rows);
+    CHECK(own.scale - reinterpret_cast<float*>(own.codes) ==
+          packed.scale - reinterpret_cast<float*>(packed.codes));
+    sent = reinterpret_cast<const std::byte*>(packed.experts) - input;
+    send(stream, *lane, own.codes, InputTiles::bytes(rows, shape.hidden), to);
+  }
+  send(stream, *lane, input + sent, bytes - sent, to + sent);
 }
 
 void share_send_parts(Stream stream, const SideStream* lane, const ExpertShape& shape,

@@ -8,6 +8,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/expert_layer.h"
 #include "kernels/cuda/grouped_product.h"
+#include "kernels/cuda/input_tiles.h"
 #include "kernels/cuda/side_stream.h"
 #include "kernels/expert_sharing.h"
 #include "kernels/tensor.h"
@@ -37,11 +38,14 @@ struct ShareParts {
 ShareParts share_parts(const ExpertShape& shape, const std::byte* memory, int64_t rows);
 int64_t share_parts_bytes(const ExpertShape& shape, int64_t rows);
 
-// Rows of every rank, as they came.
+// Rows of every rank, as they came. The codes of this rank's own may lie where the site left them,
+// not in its input.
 struct RankInputs {
   const std::byte* of[kShareRanksMax] = {};
   int64_t rows[kShareRanksMax] = {};
   int32_t count = 0;
+  int32_t self = 0;
+  InputTiles own;
 
   // Rows of the ranks before this one; of all.
   int64_t before(int32_t rank) const { return std::accumulate(rows, rows + rank, int64_t{0}); }
@@ -52,12 +56,15 @@ struct RankInputs {
 // values of all rows.
 int64_t share_workspace_bytes(const ExpertShape& shape, int32_t ranks, int64_t rows_max);
 
+// `own`: x in Q8, if it was made along with x; it stays until the inner values are computed. Then
+// `input` has no codes.
 // `shape` is that of this rank's experts. `ranks` and `rows_max`, which is of a rank, size the
 // workspace.
-void share_pack(Stream stream, const ExpertShape& shape, Rows<const Bf16> x, const int32_t* experts,
-                const float* weights, std::byte* input);
+void share_pack(Stream stream, const ExpertShape& shape, Rows<const Bf16> x, const InputTiles& own,
+                const int32_t* experts, const float* weights, std::byte* input);
 void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t ranks,
-                  const std::byte* input, int64_t rows, int64_t rows_max, uint8_t* workspace);
+                  const std::byte* input, const InputTiles& own, int64_t rows, int64_t rows_max,
+                  uint8_t* workspace);
 // The inner values of all rows whose choices are experts first..; then the results of rank r's.
 void share_inner(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles, int32_t first,
                  const RankInputs& inputs, int64_t rows_max, uint8_t* workspace);
@@ -74,7 +81,7 @@ void share_combine(Stream stream, const ExpertShape& shape, int32_t ranks, const
 
 // Behind all of `stream`, beside what comes after it.
 void share_send_input(Stream stream, const SideStream* lane, const ExpertShape& shape,
-                      const std::byte* input, int64_t rows, std::byte* to);
+                      const std::byte* input, const InputTiles& own, int64_t rows, std::byte* to);
 void share_send_parts(Stream stream, const SideStream* lane, const ExpertShape& shape,
                       int32_t ranks, const std::byte* parts, int64_t rows, std::byte* to);
 void share_raise(Stream stream, const SideStream* lane, RankFlag* own, RankFlag* other);

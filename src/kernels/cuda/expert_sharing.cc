@@ -45,13 +45,14 @@ void CudaExpertSharing::pack(Rows<const Bf16> x, Rows<const int32_t> experts,
                              Rows<const float> weights, std::byte* input) {
   CHECK(x.cols == shape_.hidden && experts.cols == shape_.top_k && x.stride % 8 == 0);
   CHECK(experts.stride == experts.cols && weights.stride == experts.cols);
-  enqueue(share_pack, shape_, x, experts.data, weights.data, input);
+  own_ = made_(x);
+  enqueue(share_pack, shape_, x, own_, experts.data, weights.data, input);
 }
 
 void CudaExpertSharing::compute_shared(const MoeWeights& layer, Rows<const Bf16> x,
                                        const std::byte* input) {
-  enqueue(share_shared, shape_, FoldStore::tiles_of(layer, shape_), spread_.ranks, input, x.rows,
-          rows_max_, work());
+  enqueue(share_shared, shape_, FoldStore::tiles_of(layer, shape_), spread_.ranks, input, own_,
+          x.rows, rows_max_, work());
 }
 
 void CudaExpertSharing::compute_inner(const MoeWeights& layer,
@@ -59,6 +60,8 @@ void CudaExpertSharing::compute_inner(const MoeWeights& layer,
                                       std::span<const int64_t> rows) {
   CHECK(std::ssize(inputs) == spread_.ranks && std::ssize(rows) == spread_.ranks);
   inputs_.count = spread_.ranks;
+  inputs_.self = spread_.rank;
+  inputs_.own = own_;
   std::ranges::copy(inputs, inputs_.of);
   std::ranges::copy(rows, inputs_.rows);
   if (inputs_.all() == 0) return;
@@ -79,7 +82,7 @@ void CudaExpertSharing::combine(Rows<const int32_t> experts,
 }
 
 void CudaExpertSharing::send_input(const std::byte* input, int64_t rows, std::byte* to) {
-  enqueue(share_send_input, &std::as_const(lane_), shape_, input, rows, to);
+  enqueue(share_send_input, &std::as_const(lane_), shape_, input, own_, rows, to);
 }
 void CudaExpertSharing::send_parts(const std::byte* parts, int64_t rows, std::byte* to) {
   enqueue(share_send_parts, &std::as_const(lane_), shape_, spread_.ranks, parts, rows, to);

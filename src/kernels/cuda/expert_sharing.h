@@ -20,14 +20,18 @@ namespace galley::kernels::cuda {
 
 class CudaExpertSharing final : public ExpertSharing {
  public:
+  // x in Q8, if it was made along with x (MadeTiles::take).
+  using Made = std::function<InputTiles(Rows<const Bf16> x)>;
+
   // `settle` puts what was held back into the list, `added` is told that there is one command more;
   // `memory` and `commands` outlive this.
   CudaExpertSharing(Memory& memory, CommandList& commands, std::function<void()> settle,
-                    std::function<void()> added)
+                    std::function<void()> added, Made made)
       : memory_(memory),
         commands_(commands),
         settle_(std::move(settle)),
-        added_(std::move(added)) {}
+        added_(std::move(added)),
+        made_(std::move(made)) {}
   ~CudaExpertSharing() override;
   CudaExpertSharing(const CudaExpertSharing&) = delete;
   CudaExpertSharing& operator=(const CudaExpertSharing&) = delete;
@@ -64,6 +68,8 @@ class CudaExpertSharing final : public ExpertSharing {
   CommandList& commands_;
   std::function<void()> settle_;
   std::function<void()> added_;
+  Made made_;
+  InputTiles own_;  // of the rows that were packed last
   ExpertSpread spread_;
   ExpertShape shape_;
   int64_t rows_max_ = 0;
