@@ -20,12 +20,14 @@
 //
 // On an H200, a step of 16,384 rows in 4 prompts (20 layers of all rows, 20 of their tails), with a
 // copy of its own rows in place of the other rank's, traced: 455 ms with a plan and products for
-// each rank, now 439, where one card with all experts takes 436. Gate and up of experts of up to
-// 128 rows went from 20.7 to 7.8 ms, products of the tails from 20.4 to 16.6. What is left is
-// quantising the inner values twice by halves (185 us each, 217 for all of a layer at once), the
-// input once more than the site did (75 us), and two plans more (27 to 34 us).
+// each rank, 439 since, where one card with all experts takes 436. Gate and up of experts of up to
+// 128 rows went from 20.7 to 7.8 ms, products of the tails from 20.4 to 16.6. Then, 3 ms less of
+// launches but no more than the noise of a step: inner values quantised in the order of their
+// places instead of the choices, half of which are another card's (185 us a rank's, now 152 and
+// 128; 217 for all of a layer at once), and the codes that the site left, not made again (75 us).
+// What is left beside one card are two plans more (27 to 56 us).
 //
-// Rows are quantised once, by their own card, and travel as codes; spread_kernel copies them to
+// Rows are quantised once, by the site or here, and travel as codes; spread_kernel copies them to
 // the places of their choices, 1 byte read and about 3 written a value. A place's codes are those
 // that quantise_choices would write there, so the products' bits are those of run_experts.
 //
