@@ -100,15 +100,17 @@ TEST_P(OpsTest, RouterAgrees) {
 
 TEST_P(OpsTest, RouterTiesGoToTheLowerExpert) {
   Random random(21);
-  Router router(random, 3, 64, 16, 4);
-  std::fill(router.x.begin(), router.x.end(), Bf16{0});
-  std::fill(router.bias.begin(), router.bias.end(), 0.0F);
-  std::fill(router.bias_vl.begin(), router.bias_vl.end(), 0.0F);
-  router.bias[9] = 0.5F;
-  const Routing actual = router.run(ops(), 0, 3);
-  const std::vector<int32_t> expected = {0, 1, 2, 9, 0, 1, 2, 3, 0, 1, 2, 9};
-  EXPECT_EQ(actual.experts, expected);
-  for (const float weight : actual.weights) EXPECT_NEAR(weight, 1.5F / 4.0F, 1e-6F);
+  for (const int32_t expert_count : {16, 384}) {
+    Router router(random, 3, 64, expert_count, 4);
+    std::fill(router.x.begin(), router.x.end(), Bf16{0});
+    std::fill(router.bias.begin(), router.bias.end(), 0.0F);
+    std::fill(router.bias_vl.begin(), router.bias_vl.end(), 0.0F);
+    router.bias[9] = 0.5F;
+    const Routing actual = router.run(ops(), 0, 3);
+    const std::vector<int32_t> expected = {0, 1, 2, 9, 0, 1, 2, 3, 0, 1, 2, 9};
+    EXPECT_EQ(actual.experts, expected);
+    for (const float weight : actual.weights) EXPECT_NEAR(weight, 1.5F / 4.0F, 1e-6F);
+  }
 }
 
 struct StoredExpert {

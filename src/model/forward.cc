@@ -519,8 +519,10 @@ void Forward::keep_tail_selections() {
 }
 
 int64_t Forward::head(const RowSet& set) {
-  // The wanted rows, side by side in the buffer that is free now.
+  // The wanted rows, side by side in the buffer that is free now. Where all of the set's are, as in
+  // most steps that decode, they are side by side already.
   const int32_t other = 1 - side_;
+  const size_t copies_before = copies_.size();
   int64_t wanted = 0;
   for (const RowSegment& segment : set.segments()) {
     const SequencePlan& plan = plans_[static_cast<size_t>(segment.sequence)];
@@ -534,9 +536,12 @@ int64_t Forward::head(const RowSet& set) {
     }
   }
   if (wanted == 0) return 0;
+  const bool all = wanted == set.rows();
+  if (all) copies_.resize(copies_before);
   copy_rows();
+  const int32_t from = all ? side_ : other;
   const Rows<Bf16> z = ws_.x.first(wanted);
-  ops_.collapse_norm(ws_.streams[other].first(wanted), ws_.carried[other].first(wanted),
+  ops_.collapse_norm(ws_.streams[from].first(wanted), ws_.carried[from].first(wanted),
                      config_.streams, weights_.norm, config_.norm_eps, z);
   const kernels::Product product{
       .weight = weights_.head, .quantise_input = false, .y = {}, .y_f32 = ws_.logits.first(wanted)};

@@ -48,8 +48,8 @@ namespace {
 
 // Steps of more rows launch as they go: the device is then slower than the host.
 constexpr int64_t kGraphRowsMax = 512;
-constexpr int64_t kSideRowsMax = 128;     // of the shared expert, beside the others
-constexpr int64_t kCopiesAlongMax = 512;  // that a launch of products takes along
+constexpr int64_t kSideRowsMax = kGraphRowsMax;  // of the shared expert, beside the others
+constexpr int64_t kCopiesAlongMax = 512;         // that a launch of products takes along
 
 class CudaOps final : public Ops {
  public:
@@ -645,15 +645,13 @@ class CudaOps final : public Ops {
     CHECK(is_packed_input(x));
     if (const InputTiles made = made_.take(x); made.codes != nullptr) return made;
     const InputTiles tiles = tiles_room(x);
-    // Copies go along where the products that follow do not take them.
-    if (!held_copies_.empty() && !dense_takes_copies(x.rows) &&
-        !held_copies_.meet(MemorySpan::of(x), {})) {
+    // Copies go along; a launch of products might have another form with them.
+    if (!held_copies_.empty() && !held_copies_.meet(MemorySpan::of(x), {})) {
       const HeldCopies::Staged copies = held_copies_.take();
       enqueue_first(quantise_rows_and_copy, x, tiles.places, tiles.codes, tiles.scale, copies.list,
                     copies.count);
       return tiles;
     }
-    const HeldCopies::Aside aside(held_copies_, MemorySpan::of(x), {});
     enqueue_first(quantise_rows, x, tiles.places, tiles.codes, tiles.scale);
     return tiles;
   }

@@ -18,6 +18,9 @@
 // layer's projections: 66.7 us to 62.8 at one row, 67.0 to 63.3 at two, 67.2 to 65.3 at four, 67.5
 // to 66.3 at eight.
 //
+// Gate and up of the shared expert, of one and two rows (96 blocks of pairs of atoms, a gate's and
+// what goes up): a step of one sequence takes 0.03 ms less, of two as much, of eight 0.06 more.
+//
 // Tried:
 // - 40 slots with one warpgroup, rows in Q8: as fast as 64 on 80 blocks. Three or two warpgroups:
 //   0.6 to 1.2 us slower.
@@ -25,6 +28,10 @@
 //   row, 15.3 for 14.1 at four.
 // - the rows made once of constants in front of the wait, so that the code is at hand: 1 to 2 us
 //   slower; so is asking for what the ring does not hold into the L2 there.
+// - cp.async.bulk.prefetch.L2, in a kernel that does nothing else for 8 to 14 us: behind it 34 MB
+// are
+//   read in 8.9 us for 9.5, 42 MB in 10.7 for 11.4, 60 in 14.5 for 15.4, whatever the size of a
+//   request; the L2 gives what it was asked for no faster than memory does.
 // - wq_b's weights asked into the L2 by the launch of wq_a while a site works: a layer 0.7 us
 //   faster at one row, 1 at 64. wo_b's by the launch of wo_a while attention works: 0.3 us at one
 //   row, 2 to 7 slower at 32 and 64. Neither is worth what it takes to know the next launch.
@@ -41,7 +48,7 @@ namespace galley::kernels::cuda {
 constexpr int32_t kAtomBytes = 8 * kChunk;  // of 8 slots
 
 template <ResultForm kResultIn, int kRowsIn, bool kMakesIn, int kAtomsIn = 5, int kTurnsIn = 4,
-          int kBatchIn = kMakesIn ? 1 : 4, int kRoomKb = 226>
+          int kBatchIn = kMakesIn ? 1 : 4, int kRoomKb = 226, int kChunksMaxIn = 64>
 struct TurnsForm {
   static constexpr ResultForm kResult = kResultIn;
   static constexpr int kRows = kRowsIn;  // at most 8, which is what wgmma takes
@@ -52,7 +59,7 @@ struct TurnsForm {
   static constexpr int kBatch = kBatchIn;  // of their chunks under way together
   static constexpr int kSumThreads = 128 * kTurns;
   static constexpr int kThreads = kSumThreads + 64;  // a warp copies weights, one rows
-  static constexpr int kChunksMax = 64;
+  static constexpr int kChunksMax = kChunksMaxIn;
   static constexpr int kWeightBytes = kAtoms * kAtomBytes;
   static constexpr int kStageBytes = kWeightBytes + (kMakes ? 0 : kAtomBytes);
   static constexpr int kCodesBytes = kMakes ? kChunksMax * kAtomBytes : 0;
@@ -67,6 +74,7 @@ struct TurnsForm {
   static constexpr int kSharedBytes = kStages * kStageBytes + kFixed;
   static_assert(kStages >= kTurns * kBatch && kStages % kTurns == 0);
   static_assert(kAtoms <= 8 && kRows <= 8 && kRows * kSlots <= kSumThreads);
+  static_assert(kResult != ResultForm::kSwiGlu || kAtoms % 2 == 0);
 };
 
 // The rows in Q8, by all of the block's warps but those that copy.
@@ -266,18 +274,30 @@ __global__ void __launch_bounds__(Form::kThreads)
   for (; chunk < chunks; chunk += Form::kTurns) view.template multiply<1>(chunk);
   named_sync(1, Form::kSumThreads);
 
-  // Of 16 outputs an atom has every second one.
   const auto row = static_cast<int32_t>(threadIdx.x) / Form::kSlots;
   const auto slot = static_cast<int32_t>(threadIdx.x) % Form::kSlots;
-  const int32_t atom = first + slot / 8;
-  const int32_t output = atom / 2 * 16 + slot % 8 * 2 + atom % 2;
-  if (row >= rows || slot / 8 >= atoms || output >= part.outputs) return;
+  const bool inside = row < rows && slot / 8 < atoms;
   float sum = 0.0F;
+  if (inside) {
 #pragma unroll 8
-  for (int32_t i = 0; i < chunks; ++i) {
-    const float factor = row_scales[i * 8 + row] * atom_scales[i * 8 + slot / 8];
-    sum = fmaf(parts[(i * Form::kRows + row) * Form::kPartRow + slot], factor, sum);
+    for (int32_t i = 0; i < chunks; ++i) {
+      const float factor = row_scales[i * 8 + row] * atom_scales[i * 8 + slot / 8];
+      sum = fmaf(parts[(i * Form::kRows + row) * Form::kPartRow + slot], factor, sum);
+    }
   }
+  const int32_t atom = first + slot / 8;
+  if constexpr (Form::kResult == ResultForm::kSwiGlu) {
+    // Of two atoms one has gates, the next one what goes up.
+    const float up = __shfl_down_sync(0xffffffffU, sum, 8);
+    const int32_t channel = atom / 2 * 8 + slot % 8;
+    if (!inside || atom % 2 != 0 || channel >= part.outputs) return;
+    static_cast<__nv_bfloat16*>(part.y)[row * part.y_stride + channel] =
+        __float2bfloat16(swiglu_of(sum, up, set.common.limit, 1.0F));
+    return;
+  }
+  // Of 16 outputs an atom has every second one.
+  const int32_t output = atom / 2 * 16 + slot % 8 * 2 + atom % 2;
+  if (!inside || output >= part.outputs) return;
   const int64_t at = row * part.y_stride + output;
   if constexpr (Form::kResult == ResultForm::kF32) {
     static_cast<float*>(part.y)[at] = sum;

@@ -13,11 +13,12 @@ namespace galley::kernels::cuda {
 namespace {
 
 constexpr int64_t kKeptBytes = int64_t{256} << 20;
-constexpr int64_t kGatherRows = 1024;  // that a thread takes at a time
-constexpr int64_t kGatherAhead = 8;    // rows asked for before they are copied
+constexpr int64_t kGatherRows = 1024;  // that a thread takes at a time, at most
+constexpr int64_t kGatherRowsMin = 256;
+constexpr int64_t kGatherAhead = 8;  // rows asked for before they are copied
 constexpr int kGatherThreadsMax = 8;
-constexpr int64_t kGatherAlone = 12'288;  // rows that one thread gathers
-constexpr int64_t kFlagBytes = 256;       // a line of its own
+constexpr int64_t kGatherAlone = 768;  // rows that one thread gathers
+constexpr int64_t kFlagBytes = 256;    // a line of its own
 
 int64_t whole_sectors(int64_t bytes) { return (bytes + 31) / 32 * 32; }
 
@@ -189,8 +190,9 @@ void EngramStore::copy_rows(const EngramTable& table, std::span<const int64_t> r
   };
   const auto count = std::ssize(rows);
   if (count <= kGatherAlone) return copy(0, count);
-  pool_.run((count + kGatherRows - 1) / kGatherRows, [&](int64_t part, int /*thread*/) {
-    copy(part * kGatherRows, std::min(count, (part + 1) * kGatherRows));
+  const int64_t each = std::clamp(count / kGatherThreadsMax, kGatherRowsMin, kGatherRows);
+  pool_.run((count + each - 1) / each, [&](int64_t part, int /*thread*/) {
+    copy(part * each, std::min(count, (part + 1) * each));
   });
 }
 

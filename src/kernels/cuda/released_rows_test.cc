@@ -225,6 +225,31 @@ TEST_F(CudaReleasedRows, RouterDoesNotSeeOtherRows) {
   }
 }
 
+// A group is a block's up to 512 of them, a warp's above.
+TEST_F(CudaReleasedRows, CompressorDoesNotSeeOtherGroups) {
+  Random random(86);
+  constexpr int64_t kGroups = 1300;
+  constexpr int64_t kRatio = 2;
+  constexpr int64_t kWidth = 512;
+  const std::vector<float> kv = random.f32(kGroups * kRatio * kWidth);
+  const std::vector<float> gate = random.f32(kGroups * kRatio * kWidth, 2.0);
+  const std::vector<Bf16> norm = random.bf16(kWidth);
+  const auto run = [&](int64_t begin, int64_t count) {
+    std::vector<Bf16> latent(static_cast<size_t>(count * kWidth));
+    ops_->compress(as_rows(kv, kGroups * kRatio).slice(begin * kRatio, count * kRatio),
+                   as_rows(gate, kGroups * kRatio).slice(begin * kRatio, count * kRatio), kRatio,
+                   norm.data(), 1e-6F, as_rows(latent, count));
+    return bytes_of(latent);
+  };
+  const std::vector<uint8_t> all = run(0, kGroups);
+  for (const int64_t count : {1, 3, 64, 512, 513}) {
+    const int64_t begin = (kGroups - count) / 3;
+    const std::vector<uint8_t> part = run(begin, count);
+    EXPECT_TRUE(std::equal(part.begin(), part.end(), all.begin() + begin * kWidth * 2))
+        << count << " groups from " << begin;
+  }
+}
+
 // Compressors and the indexer's head weights, together as a layer asks for them: other kernels from
 // 9 and 129 rows on. Each sum is also close to the exact one.
 TEST_F(CudaReleasedRows, NarrowExactProductsDoNotSeeOtherRows) {
