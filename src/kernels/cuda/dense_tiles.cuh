@@ -68,6 +68,7 @@
 #include <cstring>
 #include <numeric>
 
+#include "kernels/cuda/copy_row.cuh"
 #include "kernels/cuda/grouped_product.cuh"
 #include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
@@ -157,12 +158,14 @@ struct TileForm {
 };
 
 // Matrices of one input, whose sums have as many parts. A map has boxes of 64 rows by kBoxColumns
-// columns of a matrix's y, where Form::kBoxes.
+// columns of a matrix's y, where Form::kBoxes. Behind the blocks that multiply, one for each copy.
 struct TileSet {
   ProductArguments common;
   DensePart parts[DenseSet::kMax];
   CUtensorMap maps[DenseSet::kMax];
   int32_t count;
+  int32_t product_blocks;
+  const RowCopy* copies;
 };
 
 struct TilePlace {
@@ -275,7 +278,7 @@ __device__ __forceinline__ void produce_slots(const TileSet& set, TileMemory mem
   const TileItems<Form> items(set);
   RingPlace place;
   for (int32_t item = blockIdx.x / Form::kCluster; item < items.count();
-       item += gridDim.x / Form::kCluster) {
+       item += set.product_blocks / Form::kCluster) {
     const TilePlace at = items.at(item, rank);
     const int32_t first_pair = at.slot / Form::kPairSlots;
     const int32_t pairs = (at.slot + Form::kSlots - 1) / Form::kPairSlots - first_pair + 1;
@@ -335,7 +338,7 @@ __device__ __forceinline__ void produce_rows(const TileSet& set, TileMemory memo
   const TileItems<Form> items(set);
   RingPlace place;
   for (int32_t item = blockIdx.x / Form::kCluster; item < items.count();
-       item += gridDim.x / Form::kCluster) {
+       item += set.product_blocks / Form::kCluster) {
     const TilePlace at = items.at(item, rank);
     // The last block of a cluster may have none.
     const int32_t rows = (max(min(Form::kRows, args.rows - at.row), 0) + 7) & ~7;
@@ -638,7 +641,7 @@ __device__ __forceinline__ void consume_tiles(const TileSet& set, TileConsumer<F
   const TileItems<Form> items(set);
   RingPlace place;
   for (int32_t item = blockIdx.x / Form::kCluster; item < items.count();
-       item += gridDim.x / Form::kCluster) {
+       item += set.product_blocks / Form::kCluster) {
     consume_dense_tile<Form>(set, view, place);
     view.memory.told ^= 8;
   }
@@ -649,6 +652,13 @@ template <class Form>
 __global__ void __launch_bounds__(Form::kThreads, 1)
     dense_tiles_kernel(const __grid_constant__ TileSet set) {
   extern __shared__ uint8_t shared_memory[];
+  if constexpr (Form::kCluster == 1) {
+    const int32_t copy = static_cast<int32_t>(blockIdx.x) - set.product_blocks;
+    if (copy >= 0) {
+      await_earlier();
+      return copy_row<Form::kThreads>(set.copies[copy]);
+    }
+  }
   const uint32_t begin = shared_address(shared_memory);
   TileMemory memory;
   memory.ring = shared_memory + (((begin + 1023) & ~1023U) - begin);
