@@ -20,6 +20,19 @@
 // (1,000) and values (1,000) takes 6,700 until its place is free again. Hence a fourth place in the
 // first CTA, which keeps no scores. The decoding warps looked up the selection themselves before,
 // between keys of the window, and waited for it: 20.9. One warpgroup for the scores took 24.9.
+//
+// Tried since, at 64 rows (20.0 us) and 16 (18.9): the window decoded before anything waits for the
+// selection's list, a descriptor's words asked for at once and results turned in registers: 19.7
+// and 18.0. With half of q in registers as the products' operand (no gain by itself) and its place
+// for keys, so five places and four: 19.3 and 17.8. The sums of probabilities while the next scores
+// are multiplied: no difference. Three warpgroups of scores, with values by products of 64
+// channels: 26.1. Keys decoded to registers before their place is free: 0.5 more. Results by the
+// copy engine: none. None of it is taken: the faster the form, the more rows came out slightly
+// wrong, now and then. Of 16,700 rows whose softmax has few heavy keys, 7 with the more places, 1
+// with keys in registers; with the window first none, but its chain of operations differed once at
+// 65 rows, with keys early. Each was off in a single head or two by a part of a key's
+// probability, so a score or probability is read when it should not be. Suspected: the scores'
+// place is given back when its loads are asked for, not when they are over.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/attention_heads.cuh"
