@@ -210,7 +210,7 @@ __global__ void __launch_bounds__(kNarrowThreads)
   const int32_t first_head = static_cast<int32_t>(blockIdx.y) * kNarrowHeads;
   Bf16* o = row_at(args.o, blockIdx.x) + int64_t{first_head} * kWidth;
   attend_narrow<kWidth>(args, blockIdx.x, first_head,
-                        min(kNarrowHeads, args.shape.heads - first_head), shared,
+                        min(kNarrowHeads, args.shape.heads - first_head), false, shared,
                         [o](int32_t head, int32_t channel, uint32_t pair) {
                           *reinterpret_cast<uint32_t*>(o + head * kWidth + channel) = pair;
                         });

@@ -120,19 +120,20 @@ __device__ __forceinline__ uint4 decode_global_key(const StoredKey& key) {
   return {pairs[0], pairs[1], pairs[2], pairs[3]};
 }
 
-// The first `count` keys of a row's list to shared memory, zeros up to the next multiple of 16.
+// Keys [begin, end) of the first `count` of a row's list to shared memory, zeros behind those.
 template <int kWidth>
 __device__ __forceinline__ void decode_keys(const AttentionRow& row, int32_t window_count,
-                                            int32_t count, int32_t pitch, Bf16* keys) {
+                                            int32_t count, int32_t begin, int32_t end,
+                                            int32_t pitch, Bf16* keys) {
   constexpr int kVectors = kWidth / 8;
   constexpr int kAhead = 4;
   constexpr int kRecordBytes = kWidth + kWidth / 32;
-  const int32_t tasks = (count + 15) / 16 * 16 * kVectors;
+  const int32_t tasks = end * kVectors;
   const auto slots = static_cast<uint32_t>(row.ring_slots);
   const uint32_t ring_first = static_cast<uint32_t>(row.window_begin) % slots;
   const int64_t own_first = row.window_begin - row.chunk_begin;
   const PagedRecords global = row.global;
-  for (int32_t first = static_cast<int32_t>(threadIdx.x); first < tasks;
+  for (int32_t first = begin * kVectors + static_cast<int32_t>(threadIdx.x); first < tasks;
        first += kAhead * kNarrowThreads) {
     int32_t entry[kAhead];
     int64_t page[kAhead];
@@ -187,10 +188,12 @@ __device__ __forceinline__ void load_transposed(uint32_t (&r)[2], uint32_t addre
 
 // Row `row_index`, `heads` heads (at most eight) from `first_head` on, by a block's first eight
 // warps: store(head, channel, pair of channels) from first_head and a head's first channel on.
+// ring_early: no kernel of this step has written the row's ring, so its keys are read before the
+// wait.
 template <int kWidth, class Store>
 __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64_t row_index,
-                                              int32_t first_head, int32_t heads, uint8_t* shared,
-                                              const Store& store) {
+                                              int32_t first_head, int32_t heads, bool ring_early,
+                                              uint8_t* shared, const Store& store) {
   constexpr int kSteps = kWidth / 16;
   const AttentionShape& shape = args.shape;
   const int32_t keys_max = shape.window + shape.selected_max;
@@ -207,6 +210,12 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
   const int32_t head = first_head + g;
   const bool has_head = g < heads;
   const auto window_count = static_cast<int32_t>(row.position - row.window_begin + 1);
+  int32_t early = 0;
+  if (ring_early) {
+    early = static_cast<int32_t>(
+        max(int64_t{0}, min(int64_t{window_count}, row.chunk_begin - row.window_begin)));
+    decode_keys<kWidth>(row, window_count, window_count, 0, early, places.key_pitch, keys);
+  }
   await_earlier();
   const int32_t count =
       min(keys_max, window_count + (row.selected_count != nullptr ? *row.selected_count : 0));
@@ -226,7 +235,7 @@ __device__ __forceinline__ void attend_narrow(const NarrowAttention& args, int64
       queries[step][half] = has_head ? *pair : 0;
     }
   }
-  decode_keys<kWidth>(row, window_count, count, places.key_pitch, keys);
+  decode_keys<kWidth>(row, window_count, count, early, padded, places.key_pitch, keys);
   if (args.turns && has_head) {
 #pragma unroll
     for (int step = 0; step < kSteps; ++step) {

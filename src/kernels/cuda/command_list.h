@@ -130,7 +130,7 @@ class CommandKey {
   }
   void add_value(const LoneAttention& a) {
     add_all(a.q, a.turns, a.sink, a.shape, a.angles, a.rows, a.o, a.inner, a.outer, a.copies,
-            a.copy_count);
+            a.copy_count, a.ring_early);
   }
   void add_value(const LoneExperts& e) {
     add_all(e.site, e.gate, e.gate_rows, e.bias_of_row, e.options, e.experts, e.weights, e.few,

@@ -26,6 +26,7 @@
 #include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/held_copies.h"
 #include "kernels/cuda/held_lone.h"
+#include "kernels/cuda/held_spread.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/index_rooms.h"
 #include "kernels/cuda/launch.h"
@@ -50,6 +51,7 @@ namespace {
 constexpr int64_t kGraphRowsMax = 512;
 constexpr int64_t kSideRowsMax = kGraphRowsMax;  // of the shared expert, beside the others
 constexpr int64_t kCopiesAlongMax = 512;         // that a launch of products takes along
+constexpr int64_t kFetchAlongMax = 16 << 10;     // bytes that a launch brings to the host
 
 class CudaOps final : public Ops {
  public:
@@ -94,6 +96,7 @@ class CudaOps final : public Ops {
     if (lane_.is_open()) settle();
     lane_.begin_step();
     engram_.begin_step();
+    written_.clear();
   }
   void hand_in() override {
     settle();
@@ -106,14 +109,20 @@ class CudaOps final : public Ops {
     return lane_.finish();
   }
   void fetch(void* host, const void* from, int64_t bytes) override {
-    lane_.fetch(host, from, bytes);
+    if (bytes > kFetchAlongMax) return lane_.fetch(host, from, bytes);
+    const RowCopy one{from, host, bytes};  // by a launch: a copy of the engine costs 7 us more
+    if (bytes > 0) enqueue(launch_copy, staged(std::span(&one, 1)), int64_t{1});
   }
 
   const void* stage(const void* host, int64_t bytes) override { return arena().stage(host, bytes); }
 
   void copy(std::span<const RowCopy> copies) override {
     if (copies.empty()) return;
+    for (const RowCopy& one : copies) written_.add(MemorySpan::of(one.to, one.bytes));
     const RowCopy* list = staged(copies);
+    if (!held_spread_.empty() && !held_spread_.meets(copies)) {
+      return append_spread(list, std::ssize(copies));
+    }
     if (!fuses_ || std::ssize(copies) > kCopiesAlongMax) {
       enqueue(launch_copy, list, std::ssize(copies));
       return;
@@ -128,7 +137,9 @@ class CudaOps final : public Ops {
               Rows<Bf16> streams) override {
     CHECK(copies == kStreams && streams.cols == copies * hidden);
     lane_.set_waits(streams.rows <= kGraphRowsMax);  // the first operation of a step
-    if (streams.rows > 0) enqueue_first(cuda::spread, staged(sources), streams);
+    settle();
+    held_spread_ = HeldSpread::of(sources, staged(sources), hidden, streams);
+    if (!fuses_) settle();
   }
 
   bool draws() const override { return true; }
@@ -284,6 +295,7 @@ class CudaOps final : public Ops {
 
   void window_keys(Rows<const Bf16> x, const Bf16* norm_weight, float eps, const RopeAngles& angles,
                    Rows<uint8_t> records) override {
+    written_.add(MemorySpan::of(records));
     if (x.rows == 0 || lone_.hold(WindowKeys{x, norm_weight, eps, angles, records})) return;
     settle();
     held_keys_ = {x, norm_weight, eps, angles, records};
@@ -383,7 +395,8 @@ class CudaOps final : public Ops {
     }
     settle();
     const AttentionRow* staged_rows = staged(rows);
-    if (fuses_ && lone_.hold(LoneAttention{q, turns, sink, shape, angles, staged_rows, o})) return;
+    const LoneAttention lone{q, turns, sink, shape, angles, staged_rows, o};
+    if (fuses_ && lone_.hold(lone, rows[0], written_)) return;
     append(launch_attention, q, turns, sink, shape, angles, staged_rows, o);
   }
 
@@ -514,7 +527,6 @@ class CudaOps final : public Ops {
             [this](Rows<const Bf16> x) { return made_.take(x); }) {}
 
   StageArena& arena() { return lane_.arena(); }
-
   // Launches now, or with the rest of a small step; behind what the call before held back.
   template <class Function, class... A>
   void enqueue(Function* function, const A&... arguments) {
@@ -538,10 +550,15 @@ class CudaOps final : public Ops {
     lane_.commands().add_first(function, arguments...);
     lane_.appended();
   }
+  void append_spread(const RowCopy* copies, int64_t count) {
+    const HeldSpread one = std::exchange(held_spread_, {});
+    append_first(cuda::spread, one.sources, one.streams, copies, count);
+  }
   // What the last calls were, where the next may do it along with its own work: a route, the sum of
   // the experts, hc_leave, or one after the other. Any other call comes behind it.
   void settle() {
     made_.forget();
+    if (!held_spread_.empty()) append_spread(nullptr, 0);
     if (const auto lone = lone_.take()) {
       lone->apart([this](auto* function, const auto&... a) { append_first(function, a...); });
     }
@@ -556,16 +573,12 @@ class CudaOps final : public Ops {
     }
     const HeldCopies::Staged copies = held_copies_.take();
     if (copies.count > 0) append(launch_copy, copies.list, copies.count);
-    HcLeave held = std::exchange(held_, {});
-    append_sum(held);
+    const HcLeave held = std::exchange(held_, {});
     if (held.streams.data != nullptr) {
-      append_first(cuda::hc_leave, held.y, held.post, held.comb, held.streams);
+      append_first(cuda::hc_leave, held);
+    } else if (held.parts.rows.data != nullptr) {
+      append_first(sum_experts, held.parts, held.y);
     }
-  }
-  // The sum of the experts by a launch of its own.
-  void append_sum(HcLeave& leave) {
-    const ExpertParts parts = std::exchange(leave.parts, {});
-    if (parts.rows.data != nullptr) append_first(sum_experts, parts, leave.y);
   }
 
   void flush() {
@@ -624,9 +637,9 @@ class CudaOps final : public Ops {
   }
   // With what was held back on the side, if it has nothing to do with them.
   void append_products(ProductSet set) {
-    const bool alone = !lone_.empty() || held_rope_ || held_route_ || held_.y.data != nullptr ||
-                       touches(set, held_keys_) || !rides_along(held_keys_) ||
-                       touches(set, held_copies_.list());
+    const bool alone = !held_spread_.empty() || !lone_.empty() || held_rope_ || held_route_ ||
+                       held_.y.data != nullptr || touches(set, held_keys_) ||
+                       !rides_along(held_keys_) || touches(set, held_copies_.list());
     if (alone) settle();
     set.window_keys = std::exchange(held_keys_, {});
     const HeldCopies::Staged copies = held_copies_.take();
@@ -764,6 +777,8 @@ class CudaOps final : public Ops {
   DenseSet folded_;      // and of folded weights
   // What calls before this one left to do (settle()); of ropes, keys and copies one at a time.
   HcLeave held_;
+  HeldSpread held_spread_;
+  WrittenSpans written_;  // by this step's copies and records
   std::optional<HeldRope> held_rope_;
   std::optional<RoutePlan> held_route_;  // waits for the plan of its choices
   WindowKeys held_keys_;

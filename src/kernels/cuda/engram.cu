@@ -22,6 +22,7 @@ constexpr int kLookupThreads = 256;
 
 // One thread, so that waiting takes no room from those who work.
 __global__ void await_post_kernel(PostFlag* flag) {
+  let_next_begin();
   await_earlier();
   const uint64_t wanted = flag->awaited + 1;
   flag->awaited = wanted;
@@ -32,6 +33,7 @@ template <bool kWhole>
 __global__ void __launch_bounds__(kLookupThreads)
     lookup_kernel(const uint8_t* codes, const uint8_t* scale, int64_t width,
                   Rows<const int64_t> ids, Rows<Bf16> e) {
+  let_next_begin();
   await_earlier();
   const int64_t vectors = (width + 7) / 8;
   const int64_t item = int64_t{blockIdx.x} * kLookupThreads + threadIdx.x;
@@ -65,6 +67,7 @@ __global__ void __launch_bounds__(kLookupThreads)
 __global__ void __launch_bounds__(kLookupThreads)
     lookup_kept_kernel(EngramRows kept, EngramRows staged, int64_t width,
                        const EngramCell* __restrict__ cells, Rows<Bf16> e) {
+  let_next_begin();
   await_earlier();
   const int64_t vectors = width / 8;
   const int64_t columns = e.cols / width;
@@ -98,6 +101,7 @@ __global__ void __launch_bounds__(512)
     write_kernel(Rows<const Bf16> kv, const Bf16* q_weight, const Bf16* k_weight,
                  const uint8_t* alive, float eps, float scale, Rows<Bf16> streams,
                  Rows<float> gate) {
+  let_next_begin();
   await_earlier();
   __shared__ float scratch[kWarp];
   const int64_t row = blockIdx.x / kStreams;

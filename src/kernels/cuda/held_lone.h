@@ -135,13 +135,16 @@ class HeldLone {
     return experts;
   }
 
-  // Of a narrow row.
-  bool hold(const LoneAttention& attention) {
+  // Of a narrow row. `written`: by calls of this step.
+  bool hold(const LoneAttention& attention, const AttentionRow& row, const WrittenSpans& written) {
     if (attention.q.rows != 1 ||
         !narrow_attention_supports(attention.q, attention.shape, attention.o)) {
       return false;
     }
     held_.emplace().attention = attention;
+    const int64_t record_bytes = attention.shape.head_dim + attention.shape.head_dim / 32;
+    held_->attention->ring_early =
+        !written.meet(MemorySpan::of(row.ring, row.ring_slots * record_bytes));
     return true;
   }
   bool holds_attention() const { return held_ && held_->attention; }

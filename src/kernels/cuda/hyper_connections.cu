@@ -3,6 +3,8 @@
 //
 // Floor: every stream read once and written once. A thread has 8 channels of all streams, so each
 // sum over streams stays in registers, in the order of plain/, and the bits are plain/'s.
+#include "kernels/cuda/copy_row.cuh"
+#include "kernels/cuda/expert_layer.h"
 #include "kernels/cuda/hc_leave.cuh"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/ordered_launch.cuh"
@@ -12,25 +14,33 @@ namespace galley::kernels::cuda {
 namespace {
 
 constexpr int kThreads = 128;
+constexpr int64_t kSumAlongMax = int64_t{1} << 20;  // channels of narrow rows left with their sum
 
 __device__ __forceinline__ int64_t channel_vector() {
   return int64_t{blockIdx.y} * kThreads + threadIdx.x;
 }
 
-template <bool kWhole>
-__global__ void __launch_bounds__(kThreads)
-    leave_kernel(Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
-                 Rows<Bf16> streams) {
+// kSum: y is the experts' sum, of whole vectors, and is made here.
+template <bool kWhole, bool kSum>
+__global__ void __launch_bounds__(kThreads) leave_kernel(const __grid_constant__ HcLeave leave) {
   await_earlier();
+  const auto& [parts, y, post, comb, streams] = leave;
   const int64_t row = blockIdx.x;
   const int64_t vector = channel_vector();
   const int64_t hidden = y.cols;
+  if (kSum && vector * 8 >= hidden) return;
   uint4 raw[kStreams];
 #pragma unroll
   for (int j = 0; j < kStreams; ++j) {
     raw[j] = load8<kWhole>(row_of(streams, row) + j * hidden, vector, hidden);
   }
-  const uint4 added = load8<kWhole>(row_of(y, row), vector, hidden);
+  uint4 added;
+  if constexpr (kSum) {
+    added = combine8(parts, row, vector);
+    store8<true>(row_of(y, row), vector, hidden, added);
+  } else {
+    added = load8<kWhole>(row_of(y, row), vector, hidden);
+  }
   LeaveMix mix;
   mix.load(row_of(comb, row), row_of(post, row));
   leave8(mix, added, raw);
@@ -56,11 +66,19 @@ __global__ void __launch_bounds__(kThreads) mean_kernel(Rows<const Bf16> streams
   store8<kWhole>(row_of(mean, row), vector, mean.cols, narrow8(sum));
 }
 
+// Further blocks have a copy each. The first kernel of a step: the next one may be placed with it,
+// because the last kernel of a step never lets others begin before its own wait. So what earlier
+// steps wrote (rings of keys) may be read before a wait.
 template <bool kWhole>
 __global__ void __launch_bounds__(kThreads)
-    spread_kernel(const SourceRow* sources, Rows<Bf16> streams) {
+    spread_kernel(const SourceRow* sources, Rows<Bf16> streams, const RowCopy* copies) {
+  let_next_begin();
   await_earlier();
   const int64_t row = blockIdx.x;
+  if (row >= streams.rows) {
+    if (blockIdx.y == 0) copy_row<kThreads>(copies[row - streams.rows]);
+    return;
+  }
   const int64_t vector = channel_vector();
   const int64_t hidden = streams.cols / kStreams;
   const SourceRow from = sources[row];
@@ -82,6 +100,7 @@ constexpr int kCollapseVectors = 2;
 template <bool kWhole>
 __global__ void collapse_norm_kernel(Rows<const Bf16> streams, Rows<const float> carried,
                                      const Bf16* norm_weight, float eps, Rows<Bf16> x) {
+  let_next_begin();
   await_earlier();
   __shared__ float scratch[kWarp];
   const int64_t row = blockIdx.x;
@@ -118,16 +137,21 @@ dim3 channel_grid(int64_t rows, int64_t hidden) {
 
 }  // namespace
 
-void hc_leave(Stream stream, Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
-              Rows<Bf16> streams) {
-  CHECK(streams.cols == kStreams * y.cols);
+void hc_leave(Stream stream, const HcLeave& leave) {
+  const Rows<Bf16>& y = leave.y;
+  const ExpertParts& parts = leave.parts;
+  CHECK(leave.streams.cols == kStreams * y.cols);
   if (y.rows == 0) return;
   const dim3 grid = channel_grid(y.rows, y.cols);
-  if (is_whole(y) && is_whole(streams)) {
-    launch_kernel(leave_kernel<true>, {grid, kThreads}, stream, y, post, comb, streams);
-  } else {
-    launch_kernel(leave_kernel<false>, {grid, kThreads}, stream, y, post, comb, streams);
+  const auto launch = [&](auto kernel) { launch_kernel(kernel, {grid, kThreads}, stream, leave); };
+  const bool whole = is_whole(y) && is_whole(leave.streams);
+  if (parts.rows.data != nullptr) {
+    const bool along = whole && parts.place == nullptr && is_whole(parts.rows) &&
+                       is_whole(parts.shared) && y.rows * y.cols <= kSumAlongMax;
+    if (along) return launch(leave_kernel<true, true>);
+    sum_experts(stream, parts, y);
   }
+  launch(whole ? leave_kernel<true, false> : leave_kernel<false, false>);
 }
 
 void stream_mean(Stream stream, Rows<const Bf16> streams, Rows<Bf16> mean) {
@@ -141,14 +165,15 @@ void stream_mean(Stream stream, Rows<const Bf16> streams, Rows<Bf16> mean) {
   }
 }
 
-void spread(Stream stream, const SourceRow* sources, Rows<Bf16> streams) {
+void spread(Stream stream, const SourceRow* sources, Rows<Bf16> streams, const RowCopy* copies,
+            int64_t copy_count) {
   if (streams.rows == 0) return;
   const int64_t hidden = streams.cols / kStreams;
-  const dim3 grid = channel_grid(streams.rows, hidden);
+  const dim3 grid = channel_grid(streams.rows + copy_count, hidden);
   if (is_whole(streams) && hidden % 8 == 0) {
-    launch_kernel(spread_kernel<true>, {grid, kThreads}, stream, sources, streams);
+    launch_kernel(spread_kernel<true>, {grid, kThreads}, stream, sources, streams, copies);
   } else {
-    launch_kernel(spread_kernel<false>, {grid, kThreads}, stream, sources, streams);
+    launch_kernel(spread_kernel<false>, {grid, kThreads}, stream, sources, streams, copies);
   }
 }
 

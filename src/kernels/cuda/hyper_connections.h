@@ -45,12 +45,13 @@ void hc_enter(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
 void collapse_norm(Stream stream, Rows<const Bf16> streams, Rows<const float> carried,
                    const Bf16* norm_weight, float eps, Rows<Bf16> x);
 
-void hc_leave(Stream stream, Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
-              Rows<Bf16> streams);
+void hc_leave(Stream stream, const HcLeave& leave);
 
 void stream_mean(Stream stream, Rows<const Bf16> streams, Rows<Bf16> mean);
 
-// streams row r = four copies of sources[r], a device array of device pointers.
-void spread(Stream stream, const SourceRow* sources, Rows<Bf16> streams);
+// streams row r = four copies of sources[r], a device array of device pointers. Copies, a device
+// array too, touch none of these rows.
+void spread(Stream stream, const SourceRow* sources, Rows<Bf16> streams, const RowCopy* copies,
+            int64_t copy_count);
 
 }  // namespace galley::kernels::cuda

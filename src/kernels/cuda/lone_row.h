@@ -78,6 +78,7 @@ struct LoneAttention {
   RowProduct outer = {};
   const RowCopy* copies = nullptr;
   int64_t copy_count = 0;
+  bool ring_early = false;  // this step has not written the ring so far
 };
 bool lone_attention_supports(const LoneAttention& attention);
 void launch_lone_attention(const LoneAttention& attention, Stream stream);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 #include <span>
 
@@ -35,6 +36,26 @@ struct MemorySpan {
   bool meets(MemorySpan other) const {
     return begin < end && other.begin < other.end && begin < other.end && other.begin < end;
   }
+};
+
+// What calls have written since it was cleared, as long as they are few.
+class WrittenSpans {
+ public:
+  void clear() { count_ = 0; }
+  void add(MemorySpan span) {
+    if (count_ < kMost) spans_[static_cast<size_t>(count_)] = span;
+    count_ = std::min(count_ + 1, kMost + 1);
+  }
+  // Or may have been.
+  bool meet(MemorySpan other) const {
+    return count_ > kMost || std::any_of(spans_.begin(), spans_.begin() + count_,
+                                         [&](MemorySpan one) { return one.meets(other); });
+  }
+
+ private:
+  static constexpr int32_t kMost = 128;
+  std::array<MemorySpan, kMost> spans_;
+  int32_t count_ = 0;
 };
 
 // Whether work that reads and writes these must not run beside the products.
