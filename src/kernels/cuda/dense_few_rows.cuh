@@ -105,10 +105,10 @@ __device__ __forceinline__ DenseItem dense_item(const DenseSet& set, int32_t ite
 }
 
 // Four sums of two tokens (scale) and two slots (weight). Slots that are neighbouring rows of one
-// matrix have one scale.
+// matrix have one scale. Bits that both are part of.
 template <ResultForm kResult>
-__device__ __forceinline__ void promote_fp8(const float* partial, float2 scale, float2 weight,
-                                            float* sum) {
+__device__ __forceinline__ uint32_t promote_fp8(const float* partial, float2 scale, float2 weight,
+                                                float* sum) {
   const float2 first = {scale.x * weight.x, scale.y * weight.x};
   float2 second = first;
   if constexpr (kResult == ResultForm::kSwiGlu) {
@@ -118,6 +118,7 @@ __device__ __forceinline__ void promote_fp8(const float* partial, float2 scale, 
   sum[1] = fmaf(partial[1], first.y, sum[1]);
   sum[2] = fmaf(partial[2], second.x, sum[2]);
   sum[3] = fmaf(partial[3], second.y, sum[3]);
+  return __float_as_uint(first.x) | __float_as_uint(first.y);
 }
 
 struct FewRowsRing {
@@ -240,12 +241,14 @@ struct FewRowsView {
     const float2 weight = reinterpret_cast<const float2*>(stage + Form::kTailAt)[threadIdx.x >> 5];
     const auto* scales = reinterpret_cast<const float2*>(stage + Form::kScalesAt) + (lane & 3);
     wgmma_wait<kCount - 1 - kFirst>();
+    uint32_t loaded = 0;
 #pragma unroll
     for (int32_t j = 0; j < Form::kTokens / 8; ++j) {
-      promote_fp8<Form::kResult>(partial[kFirst] + 4 * j, scales[4 * j], weight, sum + 4 * j);
+      loaded |=
+          promote_fp8<Form::kResult>(partial[kFirst] + 4 * j, scales[4 * j], weight, sum + 4 * j);
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(empty + place.barrier);
+    if (lane == 0) barrier_arrive(behind_loads(empty + place.barrier, loaded));
     place.template advance<Form>();
     if constexpr (kFirst + 1 < kCount) promote_from<kFirst + 1, kCount>(partial, sum);
   }

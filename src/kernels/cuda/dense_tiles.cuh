@@ -421,13 +421,19 @@ struct TileConsumer {
     }
   }
 
-  __device__ __forceinline__ void release(const RingPlace& place) const {
+  // Behind the loads of these.
+  __device__ __forceinline__ void release(const RingPlace& place, float2 token,
+                                          const float (&weight)[kScales]) const {
+    uint32_t loaded = __float_as_uint(token.x) | __float_as_uint(token.y);
+#pragma unroll
+    for (int32_t i = 0; i < kScales; ++i) loaded |= __float_as_uint(weight[i]);
+    const uint32_t empty = behind_loads(memory.empty + place.barrier, loaded);
     const uint32_t lane = threadIdx.x & 31;
     __syncwarp();
     if constexpr (Form::kCluster == 1) {
-      if (lane == 0) barrier_arrive(memory.empty + place.barrier);
+      if (lane == 0) barrier_arrive(empty);
     } else {
-      if (lane < Form::kCluster) barrier_arrive_remote(memory.empty + place.barrier, lane);
+      if (lane < Form::kCluster) barrier_arrive_remote(empty, lane);
     }
   }
 
@@ -466,7 +472,7 @@ struct TileConsumer {
       for (int32_t part = 0; part < Form::kParts; ++part) {
         if (part > 0) multiply(stage, part, partial);
         wgmma_wait<0>();
-        if (part + 1 == Form::kParts) release(place);
+        if (part + 1 == Form::kParts) release(place, token, weight[part]);
         promote(token, weight[part], partial, sum + part * (Form::kPart / 2));
       }
       place.template advance<Form>();
@@ -492,7 +498,7 @@ struct TileConsumer {
     float weight[kScales];
     load_scales(place, eighth, 0, weight);
     wgmma_wait<kCount - 1 - kFirst>();
-    release(place);
+    release(place, token, weight);
     promote(token, weight, partial[kFirst], sum);
     place.template advance<Form>();
     if constexpr (kFirst + 1 < kCount) promote_from<kFirst + 1>(place, eighth, partial, sum);

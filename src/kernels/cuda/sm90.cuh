@@ -30,6 +30,16 @@ __device__ __forceinline__ void barrier_arrive(uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
 
+// The barrier at which a stage is handed back, once `loaded`, made of all that the warp loaded of
+// the stage, is in registers. An arrival waits for no loads in front of it, nor does the copy
+// engine, which is another proxy: where another kernel keeps the processor's load units busy, they
+// may still be in the queue when the stage's next contents come (scales of a chunk too late, in 9
+// of 10 runs beside a projection of hyper-connections on a second stream). The bits are part of the
+// address, of blocks whose z is 0, which the compiler does not know.
+__device__ __forceinline__ uint32_t behind_loads(uint32_t barrier, uint32_t loaded) {
+  return barrier + (loaded & blockIdx.z);
+}
+
 // Arrives at the same barrier of block `rank` of this cluster.
 __device__ __forceinline__ void barrier_arrive_remote(uint32_t barrier, uint32_t rank) {
   asm volatile(
