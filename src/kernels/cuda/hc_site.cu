@@ -31,12 +31,12 @@
 // Not here, but the way on: x does not need the projection, whose mixes only the next site reads.
 // Tried: leaving, x and Q8 by a cluster of five small blocks a row (2.4 us one behind the other,
 // 3.2 with the sum; 3.8 and 5.8 in a step), projection and Sinkhorn on a second stream beside the
-// products that follow, joined in front of the next site. A step of one sequence took 6.7 to 6.9 ms
-// instead of 7.14, of four 9.0 to 9.2 instead of 9.6, with the same bits in chains of sites. But
-// the folded product behind a site (64 to 171 rows, 512 outputs: clusters of dense_few_rows.cuh)
-// had wrong sums in a row or two of a block of 64, the 16th or 17th, in up to half of the runs.
-// Fences behind x did not help; on one stream the same kernels made no error. Why is not known:
-// until it is, a site is one launch.
+// products that follow, joined in front of the next site. A step of one sequence took 5.79 ms
+// instead of 5.94, of two 6.88 instead of 7.06, of four 8.64 instead of 8.82 to 8.97, with the same
+// bits. The folded product behind a site had wrong sums beside it, not for anything of the site:
+// dense_few_rows.cuh handed stages back in front of its loads (behind_loads, sm90.cuh). With that
+// mended 1,100 steps of CudaReleasedLayer had no error. What is left is to see whole steps with it
+// beside what copies and spreads hold back by now.
 #include <array>
 
 #include "base/check.h"
