@@ -248,8 +248,8 @@ template <class Form>
 __device__ __forceinline__ void produce_drawn(const ProductArguments& args, uint32_t ring,
                                               uint32_t full, uint32_t empty, uint32_t told) {
   constexpr uint32_t kTileBytes = Form::kStrips * Form::kStripBytes;
-  TileDraw<32> draw(args.slots / (kStripSlots * Form::kStrips), args.totals->row_blocks,
-                    args.totals->blocks);
+  TileDraw<32> draw(args.slots / (kStripSlots * Form::kStrips),
+                    args.all_blocks ? 0 : args.totals->row_blocks, args.totals->blocks);
   RingPlace place;
   uint32_t turn = 0;
   for (DrawnTile tile; draw.next(args, tile); ++turn) {

@@ -30,7 +30,7 @@ constexpr int64_t plan_places(int64_t choices, int64_t experts) {
 // much as one twice its size.
 GALLEY_HOST_DEVICE constexpr int32_t rows_of_block(int32_t count, int32_t block_tokens) {
   if (block_tokens < kPairStripsBlock) return block_tokens;
-  if (block_tokens == kMixedBlocks && count > kRowTilesFrom) {
+  if (block_tokens >= kMixedBlocks && count > kRowTilesFrom) {
     const int32_t units = (count + kRowTilesUnit - 1) / kRowTilesUnit;
     const int32_t parts = (units + kRowTilesUnits - 1) / kRowTilesUnits;
     return (units + parts - 1) / parts * kRowTilesUnit;

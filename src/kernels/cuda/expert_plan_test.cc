@@ -33,7 +33,7 @@ struct ExpectedPlan {
       const auto count = static_cast<int32_t>(std::count(chosen.begin(), chosen.end(), e));
       next[static_cast<size_t>(e)] = begin;
       int32_t most = c.block_tokens;
-      if (most == kMixedBlocks && count > 128) {
+      if (most >= kMixedBlocks && count > 128) {
         // Units of 64, as few blocks of up to four as can be, alike but for the last.
         const int32_t units = (count + 63) / 64;
         most = 1;
@@ -93,6 +93,7 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
                             {98'304, 384, 384, 256},
                             {98'304, 7, 384, 256},
                             {5000, 3, 5, kMixedBlocks},
+                            {4600, 7, 7, kRowTilesUpBlocks},
                             {33'000, 1024, 1024, kMixedBlocks},
                             {98'304, 384, 384, kMixedBlocks}}) {
     SCOPED_TRACE(std::to_string(c.choices) + " choices of " + std::to_string(c.experts));

@@ -50,6 +50,7 @@ struct ProductArguments {
   int64_t y_stride;
   const float* row_weight;  // kSwiGlu, or null: a factor for each row; 256 more are readable
   float limit;
+  bool all_blocks;  // of a mixed plan: row tiles, or who multiplies the others, take all
 };
 
 // fp4 weights of many experts. Every form sums in the same order, so the choice changes no bit:
@@ -64,6 +65,8 @@ constexpr int32_t kPairStripsBlock = 128;
 // Experts of more than kRowTilesFrom rows in blocks of whole units, up to kRowTilesUnits; the
 // others as kManyRowsBlock has them. Two launches.
 constexpr int32_t kMixedBlocks = 512;
+// The same blocks, gate and up all by row tiles, down by none.
+constexpr int32_t kRowTilesUpBlocks = 513;
 constexpr int32_t kRowTilesFrom = 128;
 constexpr int32_t kRowTilesUnit = 64;
 constexpr int32_t kRowTilesUnits = 4;
