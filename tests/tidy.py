@@ -93,6 +93,17 @@ def check_leftovers():
                 yield f"{name}:{number}: a path of one machine: {line.strip()[:80]}"
 
 
+def check_read_only_loads():
+    # What kernels wrote must not come by the read-only path: global_loads.cuh says why.
+    path = re.compile(r"__ldg\(|ld\.global\.nc|\bconst\b[^;={]*?__restrict__")
+    for name in tracked("src/kernels/cuda/*.cu", "src/kernels/cuda/*.cuh"):
+        if name.endswith("/global_loads.cuh"):
+            continue
+        for number, line in enumerate((ROOT / name).read_text().splitlines(), 1):
+            if path.search(line.split("//")[0]):
+                yield f"{name}:{number}: load_constant() or load_written() of global_loads.cuh"
+
+
 def check_links():
     for name in tracked("*.md"):
         base = (ROOT / name).parent
@@ -122,7 +133,14 @@ def _found(tool):
 
 
 def main():
-    checks = (check_layers, check_sizes, check_leftovers, check_links, check_format)
+    checks = (
+        check_layers,
+        check_sizes,
+        check_leftovers,
+        check_read_only_loads,
+        check_links,
+        check_format,
+    )
     findings = [finding for check in checks for finding in check()]
     for finding in findings:
         print(finding)

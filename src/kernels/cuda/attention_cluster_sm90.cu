@@ -37,6 +37,7 @@
 #include "kernels/cuda/attention_heads.cuh"
 #include "kernels/cuda/attention_keys.cuh"
 #include "kernels/cuda/attention_sm90.h"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
@@ -155,12 +156,12 @@ struct OwnPiece {
     const int32_t lane = threadIdx.x & 31;
     const int32_t share = lane >> 3;
     const uint8_t* record = load_shared_pointer(list + (key + (lane & 7)) * 8);
-    piece.codes = load_read_only(record + granule * 64 + share * 16);
+    piece.codes = load_written(reinterpret_cast<const uint4*>(record + granule * 64 + share * 16));
     if (window) {
-      piece.scales = __ldg(record + kWidth + granule * 2 + (share >> 1));
+      piece.scales = load_written(record + kWidth + granule * 2 + (share >> 1));
     } else {
-      piece.scales =
-          __ldg(reinterpret_cast<const uint16_t*>(record + kWidth / 2 + granule * 8 + share * 2));
+      piece.scales = load_written(
+          reinterpret_cast<const uint16_t*>(record + kWidth / 2 + granule * 8 + share * 2));
     }
   }
   template <class F>
@@ -198,14 +199,14 @@ struct ValuePiece {
     if (window) {
       const int32_t share = lane >> 3;
       const uint8_t* record = load_shared_pointer(at + (half * 8 + (lane & 7)) * 8);
-      piece.codes = load_read_only(record + part * 64 + share * 16);
-      piece.scales = __ldg(record + kWidth + part * 2 + (share >> 1));
+      piece.codes = load_written(reinterpret_cast<const uint4*>(record + part * 64 + share * 16));
+      piece.scales = load_written(record + kWidth + part * 2 + (share >> 1));
     } else {
       const int32_t share = lane >> 4;
       const uint8_t* record = load_shared_pointer(at + (lane & 15) * 8);
-      piece.codes = load_read_only(record + part * 32 + share * 16);
-      piece.scales =
-          __ldg(reinterpret_cast<const uint16_t*>(record + kWidth / 2 + part * 4 + share * 2));
+      piece.codes = load_written(reinterpret_cast<const uint4*>(record + part * 32 + share * 16));
+      piece.scales = load_written(
+          reinterpret_cast<const uint16_t*>(record + kWidth / 2 + part * 4 + share * 2));
     }
   }
   // values: of the first group.
@@ -425,7 +426,7 @@ __device__ __forceinline__ void sum_probabilities(const AttentionCall& call, con
   constexpr int32_t kStep = kSumThreads / kBlockGroups;
   float sinks[kEach];
 #pragma unroll
-  for (int32_t i = 0; i < kEach; ++i) sinks[i] = __ldg(call.sink + in_row + i * kStep);
+  for (int32_t i = 0; i < kEach; ++i) sinks[i] = load_constant(call.sink + in_row + i * kStep);
   named_sync(3, kThreads);
   barrier_wait(shared + F::kArrivedAt, 0);
   float sums[kEach] = {};

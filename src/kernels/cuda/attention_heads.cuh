@@ -180,8 +180,8 @@ __device__ __forceinline__ Turn turn_of(int32_t channel, int32_t rotary, const f
   Turn turn = {};
   turn.turns = at >= 0 && at < rotary;
   if (turn.turns) {
-    turn.cos = __ldg(reinterpret_cast<const float4*>(cos + at / 2));
-    turn.sin = __ldg(reinterpret_cast<const float4*>(sin + at / 2));
+    turn.cos = *reinterpret_cast<const float4*>(cos + at / 2);
+    turn.sin = *reinterpret_cast<const float4*>(sin + at / 2);
   }
   return turn;
 }

@@ -14,6 +14,7 @@
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/attention_sm90.h"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
 
@@ -139,7 +140,7 @@ struct ListBuilder {
 #pragma unroll
     for (int32_t i = 0; i < kEach; ++i) {
       const int32_t at = min(static_cast<int32_t>(threadIdx.x) + i * kThreads, count - 1);
-      entry[i] = at >= 0 ? __ldg(selected + at) : 0;
+      entry[i] = at >= 0 ? load_written(selected + at) : 0;
     }
   }
   __device__ __forceinline__ void load_pages(const AttentionRow* row) {
@@ -148,7 +149,7 @@ struct ListBuilder {
     const int32_t* table = row->global.page_table;
 #pragma unroll
     for (int32_t i = 0; i < kEach; ++i) {
-      page[i] = __ldg(table + static_cast<uint32_t>(entry[i]) / per_page);
+      page[i] = load_written(table + static_cast<uint32_t>(entry[i]) / per_page);
     }
   }
   __device__ __forceinline__ static void write_window(const AttentionRow* row, const Geometry& g,
@@ -252,14 +253,14 @@ struct WarpSelection {
       const int32_t number = static_cast<int32_t>(threadIdx.x & 31) + i * 32;
       const int32_t at = number / kWarpKeys * kBlock +
                          static_cast<int32_t>(threadIdx.x / 32) * kWarpKeys + number % kWarpKeys;
-      entry[i] = __ldg(row->selected + min(at, count - 1));
+      entry[i] = load_written(row->selected + min(at, count - 1));
     }
   }
   __device__ __forceinline__ void load_pages(const AttentionRow* row) {
     const auto per_page = static_cast<uint32_t>(row->global.records_per_page);
 #pragma unroll
     for (int32_t i = 0; i < kEach; ++i) {
-      page[i] = __ldg(row->global.page_table + static_cast<uint32_t>(entry[i]) / per_page);
+      page[i] = load_written(row->global.page_table + static_cast<uint32_t>(entry[i]) / per_page);
     }
   }
   __device__ __forceinline__ void write(const AttentionRow* row, uint32_t list) const {

@@ -38,6 +38,7 @@
 #include "kernels/cuda/attention_heads.cuh"
 #include "kernels/cuda/attention_keys.cuh"
 #include "kernels/cuda/attention_sm90.h"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
@@ -197,11 +198,11 @@ __device__ __forceinline__ void look_up(const AttentionRow* row, const Shared& s
     int32_t page[kEach];
 #pragma unroll
     for (int32_t i = 0; i < kEach; ++i) {
-      entry[i] = __ldg(row->selected + min(i * kGroup + thread, count - 1));
+      entry[i] = load_written(row->selected + min(i * kGroup + thread, count - 1));
     }
 #pragma unroll
     for (int32_t i = 0; i < kEach; ++i) {
-      page[i] = __ldg(global.page_table + static_cast<uint32_t>(entry[i]) / per_page);
+      page[i] = load_written(global.page_table + static_cast<uint32_t>(entry[i]) / per_page);
     }
     const int32_t warp = thread % kBlock / kWarpKeys;
     const uint32_t list = shared.base + kWarpsAt + warp * kWarpPartBytes + kUnitListAt +
@@ -487,7 +488,7 @@ __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t ro
   Turnstile with(2);
   const Turn turn = turn_of(rank * kPart + lane * 8, call.rotary,
                             call.cos + row * call.angle_stride, call.sin + row * call.angle_stride);
-  const float sinks[2] = {__ldg(call.sink + head), __ldg(call.sink + head + 8)};
+  const float sinks[2] = {load_constant(call.sink + head), load_constant(call.sink + head + 8)};
   float o[2][64];
   float units[2] = {0.0F, 0.0F};
 #pragma unroll

@@ -31,6 +31,7 @@
 #include "kernels/cuda/attention_heads.cuh"
 #include "kernels/cuda/attention_keys.cuh"
 #include "kernels/cuda/attention_sm90.h"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/sm90.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
@@ -281,12 +282,12 @@ __device__ __forceinline__ void sum_values(const Work& work, int32_t half) {
       }
       wgmma_commit();
       if (block + 1 == blocks) {
-        unit_upper =
-            unit_of(load_shared_float(statistics + kSumAt),
-                    sink_of(load_shared_float(statistics + kTopAt), __ldg(work.call.sink + head)));
-        unit_lower = unit_of(
-            load_shared_float(statistics + kSumAt + 32),
-            sink_of(load_shared_float(statistics + kTopAt + 32), __ldg(work.call.sink + head + 8)));
+        unit_upper = unit_of(
+            load_shared_float(statistics + kSumAt),
+            sink_of(load_shared_float(statistics + kTopAt), load_constant(work.call.sink + head)));
+        unit_lower = unit_of(load_shared_float(statistics + kSumAt + 32),
+                             sink_of(load_shared_float(statistics + kTopAt + 32),
+                                     load_constant(work.call.sink + head + 8)));
       }
       wgmma_wait<0>();
 #pragma unroll

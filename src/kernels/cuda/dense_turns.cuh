@@ -39,6 +39,7 @@
 
 #include "kernels/cuda/copy_row.cuh"
 #include "kernels/cuda/dense_turns.h"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/grouped_product.cuh"
 #include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/tile_codes.cuh"
@@ -117,7 +118,7 @@ struct AtomTiles {
   }
   __device__ __forceinline__ float scale(int32_t atom, int32_t chunk) const {
     const uint8_t* scales = at(atom / 16 * 16, chunk) + 16 * kAtomBytes;
-    return __ldg(reinterpret_cast<const float*>(scales) + atom % 16);
+    return load_constant(reinterpret_cast<const float*>(scales) + atom % 16);
   }
 };
 

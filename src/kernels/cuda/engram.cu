@@ -65,8 +65,8 @@ __global__ void __launch_bounds__(kLookupThreads)
 // As above, of whole vectors. A row that is brought and kept is written by the one cell that has
 // both numbers; no other cell of the call reads that place (hot_rows.h).
 __global__ void __launch_bounds__(kLookupThreads)
-    lookup_kept_kernel(EngramRows kept, EngramRows staged, int64_t width,
-                       const EngramCell* __restrict__ cells, Rows<Bf16> e) {
+    lookup_kept_kernel(EngramRows kept, EngramRows staged, int64_t width, const EngramCell* cells,
+                       Rows<Bf16> e) {
   let_next_begin();
   await_earlier();
   const int64_t vectors = width / 8;

@@ -50,6 +50,7 @@
 #pragma once
 
 #include "kernels/cuda/expert_few_rows.h"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/grouped_product.cuh"
 #include "kernels/cuda/launch_product.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
@@ -117,13 +118,13 @@ struct ExpertRowsPlan {
     const int32_t lane = threadIdx.x & 31;
     const int32_t choices = args.rows * args.top_k;
     const uint32_t before = (1U << lane) - 1U;
-    id[0] = lane < choices ? __ldg(args.chosen + lane) : -1;
+    id[0] = lane < choices ? load_written(args.chosen + lane) : -1;
     const uint32_t same = __match_any_sync(kAllLanes, id[0]);
     leader[0] = __ballot_sync(kAllLanes, id[0] >= 0 && (same & before) == 0);
     id[1] = -1;
     leader[1] = 0;
     if (choices > 32) {
-      if (lane + 32 < choices) id[1] = __ldg(args.chosen + lane + 32);
+      if (lane + 32 < choices) id[1] = load_written(args.chosen + lane + 32);
       const uint32_t same_high = __match_any_sync(kAllLanes, id[1]);
       bool first = id[1] >= 0 && (same_high & before) == 0;
 #pragma unroll 8
@@ -275,8 +276,8 @@ __device__ __forceinline__ void store_item(const ExpertRowsArguments& args,
       const int32_t row = odd ? high_row : low_row;
       float2 weight = {1.0F, 1.0F};
       if (args.row_weight != nullptr) {
-        if (low_row >= 0) weight.x = __ldg(args.row_weight + low_row);
-        if (high_row >= 0) weight.y = __ldg(args.row_weight + high_row);
+        if (low_row >= 0) weight.x = load_written(args.row_weight + low_row);
+        if (high_row >= 0) weight.y = load_written(args.row_weight + high_row);
       }
       const float low =
           swiglu_of(from[0] * row_scale.x, from[2] * row_scale.y, args.limit, weight.x);
@@ -349,8 +350,8 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
       other.first = load_once(codes + kNext);
       other.second = load_once(codes + kNext + 2048);
       const uint8_t* at = codes + shifts;
-      one.shift = load_read_only_word(at);
-      other.shift = load_read_only_word(at + kNext);
+      one.shift = load_constant_word(at);
+      other.shift = load_constant_word(at + kNext);
       codes += 2 * kNext;
     }
     ahead -= 2;
@@ -456,7 +457,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
           const ExpertRowsItem& item = list[index];
           const float* row_scale = args.row_scale + item.scale + (lane >> 2);
           store_item<Form>(args, groups[item.group], item.slot,
-                           {__ldg(row_scale), __ldg(row_scale + 8)}, sum);
+                           {load_constant(row_scale), load_constant(row_scale + 8)}, sum);
         }
         index += width;
 #pragma unroll

@@ -62,6 +62,7 @@
 #include <cstdint>
 
 #include "kernels/cuda/drawn_tiles.cuh"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/grouped_product.cuh"
 #include "kernels/cuda/ring_place.cuh"
 #include "kernels/cuda/sm90_memory.cuh"
@@ -123,7 +124,7 @@ __device__ __forceinline__ float2 row_scale_at(const ProductArguments& args,
                                                const TokenBlock& block, int32_t strip_slot) {
   const float* scales = args.row_scale + static_cast<int64_t>(block.expert) * args.slots +
                         strip_slot + ((threadIdx.x & 127) >> 5) * 16 + ((threadIdx.x & 31) >> 2);
-  return {__ldg(scales), __ldg(scales + 8)};
+  return {load_constant(scales), load_constant(scales + 8)};
 }
 
 // Writes tokens first + kFrom.. of the tile, kStoreTokens at a time: a warpgroup's pairs of bf16
@@ -164,7 +165,7 @@ __device__ __forceinline__ void store_part(const ProductArguments& args,
         load_shared_16(view.store + token * 128 + ((piece * 16) ^ ((token >> 1 & 3) * 32)));
     auto* to = y + token * args.y_stride;
     if constexpr (kSwiGlu) {
-      const float weight = args.row_weight == nullptr ? 1.0F : __ldg(args.row_weight + row + token);
+      const float weight = args.row_weight == nullptr ? 1.0F : args.row_weight[row + token];
       const auto channel = [&](uint32_t gate_up) {
         return swiglu_of(__uint_as_float(gate_up << 16), __uint_as_float(gate_up & 0xffff0000U),
                          args.limit, weight);

@@ -46,6 +46,7 @@
 
 #include "base/check.h"
 #include "kernels/cuda/expert_plan.h"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/quantise_tiles.cuh"
 #include "kernels/cuda/sm90.cuh"
@@ -126,9 +127,8 @@ __device__ __forceinline__ int32_t blocks_before(const uint32_t* sizes, int32_t 
 // of all rows to their places; the first one tells the plan.
 template <bool kOnce, bool kSpreads>
 __global__ void __launch_bounds__(kPlanThreads)
-    plan_kernel(const int32_t* __restrict__ experts, const float* __restrict__ weights,
-                int64_t choices, int32_t expert_count, int32_t block_tokens, ExpertPlan plan,
-                SpreadTask spread) {
+    plan_kernel(const int32_t* experts, const float* weights, int64_t choices, int32_t expert_count,
+                int32_t block_tokens, ExpertPlan plan, SpreadTask spread) {
   static_assert(kOnce || !kSpreads);
   extern __shared__ int32_t counts[];
   __shared__ int2 warp_sum[kPlanWarps];
@@ -153,7 +153,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   const int64_t last = min(first + run, choices);
   const int64_t used = (choices - block_first + run - 1) / run;
   const auto expert_of = [&](int64_t i) {
-    const int32_t id = i < last ? experts[i] : -1;
+    const int32_t id = i < last ? load_written(experts + i) : -1;
     return id < expert_count ? id : -1;
   };
   for (int32_t e = lane; e < expert_count; e += 32) mine[e] = 0;
@@ -166,7 +166,7 @@ __global__ void __launch_bounds__(kPlanThreads)
   float weight = 0.0F;
   uint32_t equal = 0;
   if constexpr (kOnce) {
-    if (first + lane < last) weight = weights[first + lane];
+    if (first + lane < last) weight = load_written(weights + first + lane);
     equal = __match_any_sync(0xffffffffU, id);
     if (id >= 0 && (equal & ((1U << lane) - 1)) == 0) mine[id] = __popc(equal);
   } else {
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     const int64_t i = start + lane;
     const int32_t next = kOnce ? -1 : expert_of(i + 32);
     if constexpr (!kOnce) {
-      weight = id >= 0 ? weights[i] : 0.0F;
+      weight = id >= 0 ? load_written(weights + i) : 0.0F;
       equal = __match_any_sync(0xffffffffU, id);
     }
     const uint32_t lower = equal & ((1U << lane) - 1);
@@ -266,7 +266,7 @@ constexpr int32_t kSpreadThreads = 256;
 
 // Of many choices; blockIdx.y is the chunk.
 __global__ void __launch_bounds__(kSpreadThreads)
-    spread_kernel(const __grid_constant__ SpreadTask task, const int32_t* __restrict__ place) {
+    spread_kernel(const __grid_constant__ SpreadTask task, const int32_t* place) {
   await_earlier();
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kSpreadThreads + threadIdx.x;
   spread_piece(task, blockIdx.y, item, place, load_piece(task, blockIdx.y, item));
@@ -297,7 +297,7 @@ __global__ void __launch_bounds__(kQuantiseThreads)
 // y[row] of 8 columns a thread. kTopK 0: any number of choices.
 template <int kTopK>
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_kernel(Rows<const Bf16> expert_rows, const int32_t* __restrict__ place, int32_t top_k,
+    combine_kernel(Rows<const Bf16> expert_rows, const int32_t* place, int32_t top_k,
                    Rows<const Bf16> shared, Rows<Bf16> y) {
   await_earlier();
   constexpr int kAtOnce = kTopK > 0 ? kTopK : 4;

@@ -152,8 +152,8 @@ uint8_t* writable(const std::byte* memory) {
 }
 
 __global__ void __launch_bounds__(kThreads)
-    copy_choices_kernel(const int32_t* __restrict__ experts, const float* __restrict__ weights,
-                        int64_t choices, ShareInput to) {
+    copy_choices_kernel(const int32_t* experts, const float* weights, int64_t choices,
+                        ShareInput to) {
   await_earlier();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   if (i >= choices) return;
@@ -170,8 +170,8 @@ struct Choices {
 
 // blockIdx.y is the rank.
 __global__ void __launch_bounds__(kThreads)
-    gather_choices_kernel(const __grid_constant__ Choices from, int32_t first,
-                          int32_t* __restrict__ local, float* __restrict__ weights) {
+    gather_choices_kernel(const __grid_constant__ Choices from, int32_t first, int32_t* local,
+                          float* weights) {
   await_earlier();
   const int64_t i = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   const int64_t to = from.begin[blockIdx.y] + i;
@@ -182,7 +182,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Codes of every row to the places of its choices; blockIdx.y is the chunk.
 __global__ void __launch_bounds__(kThreads)
-    spread_kernel(const __grid_constant__ SpreadTask task, const int32_t* __restrict__ place) {
+    spread_kernel(const __grid_constant__ SpreadTask task, const int32_t* place) {
   await_earlier();
   const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
   spread_piece(task, blockIdx.y, item, place, load_piece(task, blockIdx.y, item));
@@ -190,9 +190,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // Results from the places of one plan to those of another plan of the same choices.
 __global__ void __launch_bounds__(kThreads)
-    move_results_kernel(const uint4* __restrict__ from, const int32_t* __restrict__ from_place,
-                        const int32_t* __restrict__ to_place, int32_t pieces,
-                        uint4* __restrict__ to) {
+    move_results_kernel(const uint4* from, const int32_t* from_place, const int32_t* to_place,
+                        int32_t pieces, uint4* to) {
   await_earlier();
   const int64_t there = from_place[blockIdx.x];
   const int64_t here = to_place[blockIdx.x];
@@ -204,8 +203,8 @@ __global__ void __launch_bounds__(kThreads)
 
 // Results behind the first `copied` places, straight to the other card.
 __global__ void __launch_bounds__(kThreads)
-    send_rest_kernel(const uint4* __restrict__ from, const PlanTotals* __restrict__ totals,
-                     int64_t copied, int64_t pieces, uint4* __restrict__ to) {
+    send_rest_kernel(const uint4* from, const PlanTotals* totals, int64_t copied, int64_t pieces,
+                     uint4* to) {
   await_earlier();
   const int64_t end = static_cast<int64_t>(totals->places) * pieces;
   const int64_t step = static_cast<int64_t>(gridDim.x) * kThreads;
@@ -230,9 +229,9 @@ __global__ void await_flag_kernel(RankFlag* own) {
 
 // y[row] of 8 columns a thread.
 __global__ void __launch_bounds__(kCombineThreads)
-    combine_shares_kernel(const int32_t* __restrict__ experts, int32_t each, int32_t top_k,
+    combine_shares_kernel(const int32_t* experts, int32_t each, int32_t top_k,
                           const __grid_constant__ RankParts parts, int64_t rows_at,
-                          const Bf16* __restrict__ shared, Rows<Bf16> y) {
+                          const Bf16* shared, Rows<Bf16> y) {
   await_earlier();
   const auto row = static_cast<int64_t>(blockIdx.y);
   const int64_t column = (static_cast<int64_t>(blockIdx.x) * kCombineThreads + threadIdx.x) * 8;

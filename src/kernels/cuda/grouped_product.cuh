@@ -67,6 +67,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/grouped_product.h"
 #include "kernels/cuda/ordered_launch.cuh"
 #include "kernels/cuda/ring_place.cuh"
@@ -101,14 +102,15 @@ struct ProductForm {
 __device__ __forceinline__ TokenBlock block_at(const ProductArguments& args, int32_t index,
                                                int32_t tokens) {
   if (args.blocks != nullptr) {
-    const int4 raw = __ldg(reinterpret_cast<const int4*>(args.blocks) + index);
+    const int4 raw = load_written(reinterpret_cast<const int4*>(args.blocks) + index);
     return {raw.x, raw.y, raw.z, raw.w};
   }
   return {0, index * tokens, min(tokens, args.rows - index * tokens), 0};
 }
 
 __device__ __forceinline__ int32_t block_total(const ProductArguments& args, int32_t tokens) {
-  return args.blocks != nullptr ? __ldg(&args.totals->blocks) : (args.rows + tokens - 1) / tokens;
+  return args.blocks != nullptr ? load_written(&args.totals->blocks)
+                                : (args.rows + tokens - 1) / tokens;
 }
 
 // Work of a block of threads: strips first.. of a tile of all strips. Whole tiles go round; what is
@@ -361,18 +363,22 @@ __device__ __forceinline__ void store_strip(const ProductArguments& args, const 
     // Readable behind the last row (ProductArguments): no branch for a weight nobody stores.
     const float* weights =
         args.row_weight == nullptr ? nullptr : args.row_weight + block.row + token;
+    // All before the first store, which no load of what was written can pass.
+    __nv_bfloat162 pair[kTokens / 8];
 #pragma unroll
     for (int32_t j = 0; j < kTokens / 8; ++j) {
       float2 weight = {1.0F, 1.0F};
-      if (weights != nullptr) weight = __ldg(reinterpret_cast<const float2*>(weights + 8 * j));
+      if (weights != nullptr) weight = *reinterpret_cast<const float2*>(weights + 8 * j);
       const float low =
           swiglu_of(sum[4 * j] * row_scale.x, sum[4 * j + 2] * row_scale.y, args.limit, weight.x);
       const float high = swiglu_of(sum[4 * j + 1] * row_scale.x, sum[4 * j + 3] * row_scale.y,
                                    args.limit, weight.y);
       const float other = __shfl_xor_sync(0xffffffffU, odd ? low : high, 4);
-      const __nv_bfloat162 pair =
-          odd ? __floats2bfloat162_rn(other, high) : __floats2bfloat162_rn(low, other);
-      if (8 * j < left) *reinterpret_cast<__nv_bfloat162*>(y + 8 * j * args.y_stride) = pair;
+      pair[j] = odd ? __floats2bfloat162_rn(other, high) : __floats2bfloat162_rn(low, other);
+    }
+#pragma unroll
+    for (int32_t j = 0; j < kTokens / 8; ++j) {
+      if (8 * j < left) *reinterpret_cast<__nv_bfloat162*>(y + 8 * j * args.y_stride) = pair[j];
     }
   } else {
     const int32_t output = warp_slot + 2 * g;
@@ -560,7 +566,7 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
       const int32_t strip_slot = (tile * Form::kStrips + view.strip) * kStripSlots;
       const float* scales = args.row_scale + static_cast<int64_t>(block.expert) * args.slots +
                             strip_slot + (warp % 4) * 16 + (lane >> 2);
-      const float2 row_scale = {__ldg(scales), __ldg(scales + 8)};
+      const float2 row_scale = {load_constant(scales), load_constant(scales + 8)};
       static_assert(Form::kTokens == 80);
       if constexpr (Form::kKeeps) {
         consume_fitting<Form, 8, 16, 32, 40, 48, 56, 64, 80>(args, view, place, block, strip_slot,

@@ -47,6 +47,7 @@
 #include <type_traits>
 
 #include "kernels/cuda/expert_layer.h"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/hc_enter.cuh"
 #include "kernels/cuda/hc_leave.cuh"
 #include "kernels/cuda/hyper_connections.h"
@@ -322,13 +323,6 @@ __global__ void __launch_bounds__(Form::kWarps* kWarp, 1)
   }
 }
 
-// A load that stays where it is, so that as many are under way as were written.
-__device__ __forceinline__ float load_now(const float* from) {
-  float value;
-  asm volatile("ld.global.nc.f32 %0, [%1];" : "=f"(value) : "l"(from));
-  return value;
-}
-
 // A number of each of kRows rows, summed over the slices, kAtOnce of them asked for together; zeros
 // behind the last one change nothing.
 template <int kAtOnce, int kRows>
@@ -343,7 +337,7 @@ __device__ __forceinline__ void sum_slices(const float* const (&from)[kRows], in
     for (int i = 0; i < kAtOnce; ++i) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        part[i][r] = first + i < slices ? load_now(from[r] + (first + i) * kPartials) : 0.0F;
+        part[i][r] = first + i < slices ? load_written(from[r] + (first + i) * kPartials) : 0.0F;
       }
     }
 #pragma unroll

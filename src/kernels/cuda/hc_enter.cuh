@@ -3,6 +3,7 @@
 #pragma once
 
 #include "kernels/cuda/exponential.cuh"
+#include "kernels/cuda/global_loads.cuh"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/input_tiles.h"
 #include "kernels/cuda/mma_bf16.cuh"
@@ -208,10 +209,10 @@ struct MixWeights {
 
   __device__ __forceinline__ void load(const HcWeights& weights) {
     const int place = threadIdx.x % 16;
-    gate_scale = __ldg(weights.scale + place / 4 % 2);
-    gate_base = __ldg(weights.base + place % 8);
-    comb_scale = __ldg(weights.scale + 2);
-    comb_base = __ldg(weights.base + 8 + place);
+    gate_scale = load_constant(weights.scale + place / 4 % 2);
+    gate_base = load_constant(weights.base + place % 8);
+    comb_scale = load_constant(weights.scale + 2);
+    comb_base = load_constant(weights.base + 8 + place);
   }
 };
 

@@ -112,7 +112,7 @@ __global__ void collapse_norm_kernel(Rows<const Bf16> streams, Rows<const float>
     Float8 sum = {};
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) {
-      const float factor = __ldg(row_of(carried, row) + j);
+      const float factor = row_of(carried, row)[j];
       const Float8 in = widen8(
           load8<kWhole>(row_of(streams, row) + j * hidden, threadIdx.x + i * blockDim.x, hidden));
       for (int e = 0; e < 8; ++e) sum.v[e] += factor * in.v[e];

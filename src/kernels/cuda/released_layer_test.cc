@@ -7,6 +7,7 @@
 // handed over together in the other, which is what a step does. Skipped without a usable device.
 #include <gtest/gtest.h>
 
+#include <cstring>
 #include <span>
 #include <string>
 #include <vector>
@@ -214,6 +215,82 @@ TEST_F(CudaReleasedLayer, TogetherIsOneAfterTheOther) {
       run(*ops_, l, [] {});
       ASSERT_TRUE(ops_->finish());
       EXPECT_TRUE(results() == expected) << "time " << time;
+    }
+  }
+}
+
+// Layers take turns in the same rooms, so what one chose lies where the one before chose, and
+// kernels of both are in work close to each other: each sees its own.
+TEST_F(CudaReleasedLayer, LayersOfAStepSeeTheirOwn) {
+  constexpr int kLayers = 12;
+  constexpr size_t kGates = 5;
+  Random random(92);
+  Layer layer{};
+  layer.site = {placed(random.f32(24 * 4 * kHidden, 0.01)), placed(random.f32(24, 0.5)),
+                placed(std::vector<float>{0.6F, 0.5F, 0.7F})};
+  layer.norm = placed(random.bf16(kHidden));
+  layer.moe = folded_experts(random);
+  std::vector<WeightView> gates;
+  for (size_t i = 0; i < kGates; ++i) {
+    gates.push_back(placed(StoredWeight(random, WeightFormat::kBf16, kExperts, kHidden)));
+  }
+  const std::vector<const float*> bias(kRowsMax, placed(random.f32(kExperts, 0.1)));
+  const std::vector<Bf16> streams = random.bf16(kRowsMax * 4 * kHidden);
+  const std::vector<Bf16> y = random.bf16(kRowsMax * kHidden);
+  const std::vector<float> carried = random.f32(kRowsMax * 4);
+  const std::vector<float> post = random.f32(kRowsMax * 4);
+  const std::vector<float> comb = random.f32(kRowsMax * 16);
+  layer.streams = placed_rows(streams);
+  layer.y = placed_rows(y);
+  layer.x = placed_rows(y);
+  layer.projected = placed_rows(std::vector<Bf16>(kRowsMax * kOut));
+  layer.pre = placed_rows(carried);
+  layer.post = placed_rows(post);
+  layer.comb = placed_rows(comb);
+  layer.bias = bias;
+  layer.experts = placed_rows(std::vector<int32_t>(kRowsMax * kTopK));
+  layer.expert_weights = placed_rows(std::vector<float>(kRowsMax * kTopK));
+  layer.planned = layer.experts;
+  layer.planned_weights = layer.expert_weights;
+  for (const int64_t rows : {4, 8, 2, 6, 1, 3, 16, 40, 64, 130, 400}) {
+    SCOPED_TRACE(std::to_string(rows) + " rows");
+    const Layer l = layer.first(rows);
+    const auto step = [&](const auto& next) {
+      const auto put = [&]<class T>(Rows<T> to, const std::vector<T>& from) {
+        ops_->memory().write(to.data, from.data(), rows * to.cols * int64_t{sizeof(T)});
+      };
+      put(l.streams, streams);
+      put(l.y, y);
+      put(l.pre, carried);
+      put(l.post, post);
+      put(l.comb, comb);
+      const HcMix mix{l.pre, l.post, l.comb};
+      ops_->begin_step();
+      for (size_t i = 0; i < kLayers; ++i) {
+        ops_->hc_leave(l.y, mix.post, mix.comb, 4, l.streams);
+        next();
+        ops_->hc_enter(l.streams, l.site, HcOptions{}, mix.pre, l.norm, mix, l.x);
+        next();
+        ops_->route(l.x, gates[i % kGates], l.bias,
+                    {.top_k = kTopK, .scale = 1.5F, .gate_temperature = 1.0F}, l.experts,
+                    l.expert_weights, nullptr);
+        next();
+        ops_->moe(l.x, l.moe, l.experts, l.expert_weights, l.y);
+        next();
+      }
+      EXPECT_TRUE(ops_->finish());
+      std::vector<Bf16> bits(static_cast<size_t>(rows * kHidden));
+      ops_->memory().read(bits.data(), l.y.data, std::ssize(bits) * int64_t{sizeof(Bf16)});
+      return bits;
+    };
+    const std::vector<Bf16> expected = step([&] {
+      ASSERT_TRUE(ops_->finish());
+      ops_->begin_step();
+    });
+    for (int time = 0; time < 12; ++time) {
+      const std::vector<Bf16> ours = step([] {});
+      EXPECT_EQ(std::memcmp(ours.data(), expected.data(), ours.size() * sizeof(Bf16)), 0)
+          << "time " << time;
     }
   }
 }

@@ -29,8 +29,7 @@ __global__ void __launch_bounds__(kThreads)
   for (int i = 0; i < 4; ++i) {
     const int64_t angle = vector * 4 + i;
     if (angle < cosines.cols) {
-      word[i] = turn(word[i], __ldg(row_of(cosines, row) + angle),
-                     sign * __ldg(row_of(sines, row) + angle));
+      word[i] = turn(word[i], row_of(cosines, row)[angle], sign * row_of(sines, row)[angle]);
     }
   }
   store8<kWhole>(turning, vector, rotary, {word[0], word[1], word[2], word[3]});

@@ -25,8 +25,8 @@ __device__ __forceinline__ Turns load_turns(int vector, int width, int rotary, c
   for (int i = 0; i < 4; ++i) {
     const int angle = first / 2 + i;
     if (first + 8 > 0 && angle >= 0 && angle < rotary / 2) {
-      turns.cosine[i] = __ldg(cosines + angle);
-      turns.sine[i] = __ldg(sines + angle);
+      turns.cosine[i] = cosines[angle];
+      turns.sine[i] = sines[angle];
     }
   }
   return turns;
