@@ -187,6 +187,9 @@ __device__ __forceinline__ void copy_few_rows(const DenseItem& item, int32_t beg
     FewRowsPiece pieces[2] = {copier == 0 ? codes : row_codes, copier == 0 ? tail : row_scales};
     copy_pieces<Form>(pieces, copier == 0 ? kWeightBytes : row_bytes, begin, end, view);
   } else {
+    // Who copies nothing must not wait either: nobody waits for it, and the ring may go round
+    // twice.
+    if (kPair && copier == 2) return;
     FewRowsPiece pieces[1] = {copier == 0   ? codes
                               : copier == 1 ? row_codes
                               : copier == 2 ? tail

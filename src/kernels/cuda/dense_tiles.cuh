@@ -316,6 +316,7 @@ __device__ __forceinline__ void produce_slots(const TileSet& set, TileMemory mem
         first += count;
         to += count * kChunk;
         count = Form::kShare - count;
+        expected = 1;  // arrives, though there may be nothing: or the ring could go round twice
       }
       TileCopy copies[1] = {
           {pair_at(first / Form::kPairSlots) + first % Form::kPairSlots * kChunk, step, to,
@@ -678,8 +679,9 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   const int32_t rank = Form::kCluster > 1 ? static_cast<int32_t>(cluster_rank()) : 0;
 
   if (threadIdx.x == 0) {
-    // Slots and rows.
-    make_ring<Form>(memory.full, memory.empty, 2, 4 * Form::kTeams * Form::kCluster);
+    // Slots, in one piece or two, and rows.
+    make_ring<Form>(memory.full, memory.empty, 1 + Form::kPieces,
+                    4 * Form::kTeams * Form::kCluster);
     barrier_init_fence();
   }
   if constexpr (Form::kCluster > 1) {

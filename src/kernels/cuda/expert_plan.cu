@@ -274,8 +274,8 @@ __global__ void __launch_bounds__(kSpreadThreads)
 
 // As quantise_tiles_kernel, in the order of the places.
 __global__ void __launch_bounds__(kQuantiseThreads)
-    quantise_sources_kernel(Rows<const Bf16> x, const int32_t* __restrict__ source,
-                            const PlanTotals* __restrict__ totals, QuantisedRows to) {
+    quantise_sources_kernel(Rows<const Bf16> x, const int32_t* source, const PlanTotals* totals,
+                            QuantisedRows to) {
   await_earlier();
   const int64_t place = static_cast<int64_t>(blockIdx.x) * kQuantiseRows + threadIdx.x / 32;
   const auto lane = static_cast<int32_t>(threadIdx.x & 7);
