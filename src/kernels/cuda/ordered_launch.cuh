@@ -9,7 +9,8 @@
 // before it. So a kernel may leave early only behind this call. What is constant while a model is
 // loaded may be read before it; so may what the kernel in front does not write, since that one was
 // let go on by the end of all others (attention's keys, while a product makes its queries),
-// unless it lets the next one begin before its own wait (let_next_begin()).
+// unless it lets the next one begin before its own wait (let_next_begin()). What is not constant
+// must not come by the read-only path: global_loads.cuh.
 //
 // Copies and kernels that are launched elsewhere keep their full order with these, on both sides.
 // Captured, an order of two kernels is a programmatic edge of the graph, any other a full one.
