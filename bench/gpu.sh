@@ -18,7 +18,7 @@ check() { # check SECONDS COMMAND... : the command, bounded; counts a failure
 if [ ! -x "$build/bin/kernels_test" ] || [ ! -x "$build/bin/galley" ]; then
   section "build"
   cmake --preset release -DGALLEY_TESTS=ON | grep CUDA
-  time ninja -C build/release galley kernels_test cuda_nano_test || exit 1
+  time ninja -C build/release galley kernels_test cuda_nano_test invariance_test cluster_test || exit 1
   build=build/release
 fi
 
@@ -35,6 +35,11 @@ check 120 "$build/bin/galley" verify tests/golden --backend cuda | grep -v ' inf
 
 section "nano: the CPU's argmax"
 check 60 "$build/bin/cuda_nano_test" --gtest_brief=1
+
+section "invariance, and ranks that share experts"
+for test in invariance_test cluster_test; do
+  if [ -x "$build/bin/$test" ]; then check 60 "$build/bin/$test" --gtest_brief=1 --gtest_filter='*[Cc]uda*'; fi
+done
 
 section "nano: steps"
 check 60 "$build/bin/galley" bench --shape model --backend cuda
