@@ -12,7 +12,7 @@ section() { printf '\n== %s\n' "$*"; }
 check() { # check SECONDS COMMAND... : the command, bounded; counts a failure
   local seconds=$1
   shift
-  timeout "$seconds" "$@" || { printf 'FAILED (%s): %s\n' "$?" "$*"; failed=1; }
+  timeout "$seconds" "$@" || { printf 'FAILED (%s): %s\n' "$?" "$*"; failed=1; return 1; }
 }
 
 if [ ! -x "$build/bin/kernels_test" ] || [ ! -x "$build/bin/galley" ]; then
@@ -31,14 +31,14 @@ check 120 "$build/bin/kernels_test" --gtest_brief=1 \
   --gtest_filter='Cuda*:WeightTiles.*:ExpertPlan*.*'
 
 section "golden directories"
-check 120 "$build/bin/galley" verify tests/golden --backend cuda | grep -v ' info \| absent '
+check 120 "$build/bin/galley" verify tests/golden --backend cuda | grep -v ' info \| absent ' || failed=1
 
 section "nano: the CPU's argmax"
 check 60 "$build/bin/cuda_nano_test" --gtest_brief=1
 
 section "invariance, and ranks that share experts"
 for test in invariance_test cluster_test; do
-  if [ -x "$build/bin/$test" ]; then check 60 "$build/bin/$test" --gtest_brief=1 --gtest_filter='*[Cc]uda*'; fi
+  if [ -x "$build/bin/$test" ]; then check 60 "$build/bin/$test" --gtest_brief=1 --gtest_filter='*cuda*:*Cuda*'; fi
 done
 
 section "nano: steps"
@@ -71,7 +71,7 @@ if [ -n "$sanitizer" ]; then
   section "compute-sanitizer"
   for tool in memcheck racecheck; do
     check 120 "$sanitizer" --tool "$tool" --error-exitcode 9 "$build/bin/kernels_test" \
-      --gtest_filter='Cuda/*-*RowInvariant*' --gtest_brief=1 | tail -2
+      --gtest_filter='Cuda/*-*RowInvariant*' --gtest_brief=1 | tail -2 || failed=1
   done
 fi
 exit $failed
