@@ -74,6 +74,7 @@ struct ManyRowsForm {
   static_assert(kResultIn != ResultForm::kF32);
   static constexpr bool kFp4 = true;
   static constexpr int kStrips = 2;
+  static constexpr int kGroups = kStrips;  // warpgroups that multiply
   static constexpr int kTokens = kManyRowsBlock;
   static constexpr ResultForm kResult = kResultIn;
   static constexpr int kThreads = kStrips * 128 + 128;  // the last warpgroup copies
@@ -244,6 +245,36 @@ __device__ __forceinline__ void consume_parts(const ProductArguments& args,
   }
 }
 
+// What a tile reads, chunk by chunk: `bytes` of weights, and rows with their scales.
+template <class Form>
+__device__ __forceinline__ void copy_tile(const ProductArguments& args, const TokenBlock& block,
+                                          const uint8_t* weights, uint32_t bytes, uint32_t ring,
+                                          uint32_t full, uint32_t empty, RingPlace& place) {
+  const uint32_t rows = (block.rows + 7) & ~7;
+  const uint8_t* x = args.x + static_cast<int64_t>(block.row) * kChunk;
+  const float* x_scale = args.x_scale + block.row;
+  for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+    const uint32_t stage = ring + place.bytes;
+    const uint32_t barrier = full + place.barrier;
+    // The ring is full for most of the time, and consumers want the issue slots.
+    barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
+    barrier_expect(barrier, bytes + rows * (kChunk + 4));
+    bulk_load(stage + Form::kCodesAt, weights, bytes, barrier);
+    bulk_load(stage, x, rows * kChunk, barrier);
+    bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
+    weights += 4 * Form::kStripBytes;
+    x += args.x_rows * kChunk;
+    x_scale += args.x_rows;
+    place.template advance<Form>();
+  }
+}
+__device__ __forceinline__ void tell_end(uint32_t full, uint32_t empty, uint32_t told,
+                                         uint32_t turn, const RingPlace& place) {
+  barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
+  tell_tile(told, turn, {});
+  barrier_arrive(full + place.barrier);
+}
+
 // The thread that draws tiles and copies what they read.
 template <class Form>
 __device__ __forceinline__ void produce_drawn(const ProductArguments& args, uint32_t ring,
@@ -259,76 +290,81 @@ __device__ __forceinline__ void produce_drawn(const ProductArguments& args, uint
     const uint8_t* weights =
         args.weights + tile.block.expert * args.expert_bytes +
         (static_cast<int64_t>(strip / 4) * args.chunks * 4 + strip % 4) * Form::kStripBytes;
-    const uint32_t rows = (tile.block.rows + 7) & ~7;
-    const uint8_t* x = args.x + static_cast<int64_t>(tile.block.row) * kChunk;
-    const float* x_scale = args.x_scale + tile.block.row;
-    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
-      const uint32_t stage = ring + place.bytes;
-      const uint32_t barrier = full + place.barrier;
-      // The ring is full for most of the time, and consumers want the issue slots.
-      barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
-      barrier_expect(barrier, kTileBytes + rows * (kChunk + 4));
-      bulk_load(stage + Form::kCodesAt, weights, kTileBytes, barrier);
-      bulk_load(stage, x, rows * kChunk, barrier);
-      bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
-      weights += 4 * Form::kStripBytes;
-      x += args.x_rows * kChunk;
-      x_scale += args.x_rows;
-      place.template advance<Form>();
-    }
+    copy_tile<Form>(args, tile.block, weights, kTileBytes, ring, full, empty, place);
   }
-  barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
-  tell_tile(told, turn, {});
-  barrier_arrive(full + place.barrier);
+  tell_end(full, empty, told, turn, place);
 }
+
+// A block whose warps multiply but for one thread, which draws tiles: what lies where in its shared
+// memory, and who is who.
+template <class Form>
+struct DrawnBlock {
+  // Stages, results, then the table of shifts and the barriers.
+  static constexpr uint32_t kStoreAt = Form::kStages * Form::kStageBytes;
+  static constexpr uint32_t kTableAt = kStoreAt + Form::kGroups * Form::kStoreBytes;
+  static constexpr uint32_t kFullAt = kTableAt + 128;
+  static constexpr uint32_t kEmptyAt = kFullAt + Form::kStages * 8;
+  static constexpr uint32_t kToldAt = kFullAt + 256;
+  static_assert(2 * Form::kStages * 8 <= 256 && Form::kStages < 7);
+
+  uint8_t* memory;
+  uint32_t begin;
+  uint32_t ring;
+
+  __device__ __forceinline__ explicit DrawnBlock(uint8_t* memory_in)
+      : memory(memory_in), begin(shared_address(memory_in)), ring((begin + 1023) & ~1023U) {}
+  __device__ __forceinline__ uint32_t full() const { return ring + kFullAt; }
+  __device__ __forceinline__ uint32_t empty() const { return ring + kEmptyAt; }
+  __device__ __forceinline__ uint32_t told() const { return ring + kToldAt; }
+
+  // By all threads. True for those that do not multiply: one of them has called produce() then.
+  template <class Produce>
+  __device__ __forceinline__ bool copies(const Produce& produce) const {
+    const int32_t warp = threadIdx.x >> 5;
+    const int32_t lane = threadIdx.x & 31;
+    fill_shift_table(memory + (ring - begin) + kTableAt);
+    if (threadIdx.x == 0) {
+      make_ring<Form>(full(), empty(), 1, Form::kGroups * 4);
+      barrier_init_fence();
+    }
+    __syncthreads();
+    await_earlier();
+    if (warp >= Form::kGroups * 4) {
+      registers_give<Form::kProducerRegisters>();
+      if (warp == Form::kGroups * 4 && lane == 0) produce();
+      __syncwarp();
+      return true;
+    }
+    registers_take<Form::kConsumerRegisters>();
+    return false;
+  }
+};
 
 template <class Form>
 __global__ void __launch_bounds__(Form::kThreads, 1)
     expert_many_rows_kernel(const __grid_constant__ ProductArguments args) {
   extern __shared__ uint8_t shared_memory[];
-  // Stages, results, then the table of shifts and the barriers.
-  constexpr uint32_t kStoreAt = Form::kStages * Form::kStageBytes;
-  constexpr uint32_t kTableAt = kStoreAt + Form::kStrips * Form::kStoreBytes;
-  constexpr uint32_t kFullAt = kTableAt + 128;
-  constexpr uint32_t kEmptyAt = kFullAt + Form::kStages * 8;
-  constexpr uint32_t kToldAt = kFullAt + 256;
-  static_assert(2 * Form::kStages * 8 <= 256 && Form::kStages < 7);
-  const uint32_t begin = shared_address(shared_memory);
-  const uint32_t ring = (begin + 1023) & ~1023U;
-  const int32_t warp = threadIdx.x >> 5;
-  const int32_t lane = threadIdx.x & 31;
-
-  fill_shift_table(shared_memory + (ring - begin) + kTableAt);
-  if (threadIdx.x == 0) {
-    make_ring<Form>(ring + kFullAt, ring + kEmptyAt, 1, Form::kStrips * 4);
-    barrier_init_fence();
-  }
-  __syncthreads();
-  await_earlier();
-
-  if (warp >= Form::kStrips * 4) {
-    registers_give<Form::kProducerRegisters>();
-    if (warp == Form::kStrips * 4 && lane == 0) {
-      produce_drawn<Form>(args, ring, ring + kFullAt, ring + kEmptyAt, ring + kToldAt);
-    }
-    __syncwarp();
+  const DrawnBlock<Form> memory(shared_memory);
+  if (memory.copies([&] {
+        produce_drawn<Form>(args, memory.ring, memory.full(), memory.empty(), memory.told());
+      })) {
     return;
   }
-  registers_take<Form::kConsumerRegisters>();
+  const int32_t warp = threadIdx.x >> 5;
   const int32_t thread = threadIdx.x & 127;
-  const uint32_t base = warp_uniform(kept(ring));
+  const uint32_t base = warp_uniform(kept(memory.ring));
   const uint32_t strip = warp_uniform(warp / 4);
   const uint32_t codes = base + Form::kCodesAt + strip * Form::kStripBytes;
   const ManyRowsView<Form> view{
       .ring = base,
-      .full = base + kFullAt,
-      .empty = base + kEmptyAt,
-      .table = base + kTableAt,
+      .full = base + DrawnBlock<Form>::kFullAt,
+      .empty = base + DrawnBlock<Form>::kEmptyAt,
+      .table = base + DrawnBlock<Form>::kTableAt,
       .codes = kept(codes + thread * 16),
       .shifts = kept(codes + kFp4Codes + (thread >> 2) * 4),
       .scales = kept(base + Form::kScalesAt + (thread & 3) * 8),
-      .store = base + kStoreAt + strip * Form::kStoreBytes,
-      .told = base + kToldAt,
+      .store = base + DrawnBlock<Form>::kStoreAt + strip * Form::kStoreBytes,
+      .told = base + DrawnBlock<Form>::kToldAt,
       .strip = static_cast<int32_t>(strip),
   };
   RingPlace place;

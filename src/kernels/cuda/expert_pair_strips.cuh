@@ -131,26 +131,9 @@ __device__ __forceinline__ void produce_strips(const ProductArguments& args, uin
         args.weights + tile.block.expert * args.expert_bytes +
         (static_cast<int64_t>(strips.first / 4) * args.chunks * 4 + strips.first % 4) *
             Form::kStripBytes;
-    const uint32_t rows = (tile.block.rows + 7) & ~7;
-    const uint8_t* x = args.x + static_cast<int64_t>(tile.block.row) * kChunk;
-    const float* x_scale = args.x_scale + tile.block.row;
-    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
-      const uint32_t stage = ring + place.bytes;
-      const uint32_t barrier = full + place.barrier;
-      barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
-      barrier_expect(barrier, tile_bytes + rows * (kChunk + 4));
-      bulk_load(stage + Form::kCodesAt, weights, tile_bytes, barrier);
-      bulk_load(stage, x, rows * kChunk, barrier);
-      bulk_load(stage + Form::kScalesAt, x_scale, rows * 4, barrier);
-      weights += 4 * Form::kStripBytes;
-      x += args.x_rows * kChunk;
-      x_scale += args.x_rows;
-      place.template advance<Form>();
-    }
+    copy_tile<Form>(args, tile.block, weights, tile_bytes, ring, full, empty, place);
   }
-  barrier_wait_asleep(empty + place.barrier, place.parity ^ 1);
-  tell_tile(told, turn, {});
-  barrier_arrive(full + place.barrier);
+  tell_end(full, empty, told, turn, place);
 }
 
 // Two strips, and kParts x kPart tokens: products (part, strip), strips in turns, two under way.
@@ -290,48 +273,26 @@ template <class Form>
 __global__ void __launch_bounds__(Form::kThreads, 1)
     expert_pair_strips_kernel(const __grid_constant__ ProductArguments args) {
   extern __shared__ uint8_t shared_memory[];
-  // Stages, results, then the table of shifts and the barriers.
-  constexpr uint32_t kStoreAt = Form::kStages * Form::kStageBytes;
-  constexpr uint32_t kTableAt = kStoreAt + Form::kGroups * Form::kStoreBytes;
-  constexpr uint32_t kFullAt = kTableAt + 128;
-  constexpr uint32_t kEmptyAt = kFullAt + Form::kStages * 8;
-  constexpr uint32_t kToldAt = kFullAt + 256;
-  static_assert(2 * Form::kStages * 8 <= 256 && Form::kStages < 7);
-  const uint32_t begin = shared_address(shared_memory);
-  const uint32_t ring = (begin + 1023) & ~1023U;
-  const int32_t warp = threadIdx.x >> 5;
-  const int32_t lane = threadIdx.x & 31;
-
-  fill_shift_table(shared_memory + (ring - begin) + kTableAt);
-  if (threadIdx.x == 0) {
-    make_ring<Form>(ring + kFullAt, ring + kEmptyAt, 1, Form::kGroups * 4);
-    barrier_init_fence();
-  }
-  __syncthreads();
-  await_earlier();
-
-  if (warp >= Form::kGroups * 4) {
-    registers_give<Form::kProducerRegisters>();
-    if (warp == Form::kGroups * 4 && lane == 0) {
-      produce_strips<Form>(args, ring, ring + kFullAt, ring + kEmptyAt, ring + kToldAt);
-    }
-    __syncwarp();
+  const DrawnBlock<Form> memory(shared_memory);
+  if (memory.copies([&] {
+        produce_strips<Form>(args, memory.ring, memory.full(), memory.empty(), memory.told());
+      })) {
     return;
   }
-  registers_take<Form::kConsumerRegisters>();
+  const int32_t warp = threadIdx.x >> 5;
   const int32_t thread = threadIdx.x & 127;
-  const uint32_t base = warp_uniform(kept(ring));
+  const uint32_t base = warp_uniform(kept(memory.ring));
   const uint32_t group = warp_uniform(warp / 4);
   const ManyRowsView<Form> view{
       .ring = base,
-      .full = base + kFullAt,
-      .empty = base + kEmptyAt,
-      .table = base + kTableAt,
+      .full = base + DrawnBlock<Form>::kFullAt,
+      .empty = base + DrawnBlock<Form>::kEmptyAt,
+      .table = base + DrawnBlock<Form>::kTableAt,
       .codes = base + Form::kCodesAt + thread * 16,
       .shifts = base + Form::kCodesAt + kFp4Codes + (thread >> 2) * 4,
       .scales = base + Form::kScalesAt + (thread & 3) * 8,
-      .store = base + kStoreAt + group * Form::kStoreBytes,
-      .told = base + kToldAt,
+      .store = base + DrawnBlock<Form>::kStoreAt + group * Form::kStoreBytes,
+      .told = base + DrawnBlock<Form>::kToldAt,
       .strip = static_cast<int32_t>(group),
   };
   RingPlace place;
