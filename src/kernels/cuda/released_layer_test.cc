@@ -26,6 +26,62 @@ constexpr int64_t kRouted = 384;  // of the wider router
 constexpr int32_t kTopK = 6;
 constexpr int64_t kRowsMax = 1100;
 
+struct Layer {
+  HcWeights site;
+  const Bf16* norm;
+  WeightView project, gate;
+  MoeWeights moe;
+  std::vector<const float*> bias;
+  Rows<Bf16> streams, y, x, projected;
+  Rows<float> pre, post, comb, expert_weights;
+  Rows<int32_t> experts;
+  // What the experts compute: the router's choices, or others.
+  Rows<int32_t> planned;
+  Rows<float> planned_weights;
+
+  Layer first(int64_t rows) const {
+    Layer part = *this;
+    for (Rows<Bf16> Layer::*at : {&Layer::streams, &Layer::y, &Layer::x, &Layer::projected}) {
+      part.*at = (this->*at).slice(0, rows);
+    }
+    for (Rows<float> Layer::*at : {&Layer::pre, &Layer::post, &Layer::comb, &Layer::expert_weights,
+                                   &Layer::planned_weights}) {
+      part.*at = (this->*at).slice(0, rows);
+    }
+    part.experts = experts.slice(0, rows);
+    part.planned = planned.slice(0, rows);
+    part.bias.resize(static_cast<size_t>(rows));
+    return part;
+  }
+};
+
+// What a layer begins with.
+struct Inputs {
+  explicit Inputs(Random& random)
+      : streams(random.bf16(kRowsMax * 4 * kHidden)),
+        y(random.bf16(kRowsMax * kHidden)),
+        carried(random.f32(kRowsMax * 4)),
+        post(random.f32(kRowsMax * 4)),
+        comb(random.f32(kRowsMax * 16)) {}
+
+  // Into the rows of the layer.
+  void put(Memory& memory, const Layer& l) const {
+    const auto put_rows = [&]<class T>(Rows<T> to, const std::vector<T>& from) {
+      memory.write(to.data, from.data(), to.rows * to.cols * int64_t{sizeof(T)});
+    };
+    put_rows(l.streams, streams);
+    put_rows(l.y, y);
+    put_rows(l.x, y);
+    put_rows(l.pre, carried);
+    put_rows(l.post, post);
+    put_rows(l.comb, comb);
+    put_rows(l.projected, y);
+  }
+
+  std::vector<Bf16> streams, y;
+  std::vector<float> carried, post, comb;
+};
+
 class CudaReleasedLayer : public DeviceFixture {
  protected:
   template <class T>
@@ -56,36 +112,20 @@ class CudaReleasedLayer : public DeviceFixture {
     return raw;
   }
 
-  std::vector<ExpertWeights> experts_;
-};
-
-struct Layer {
-  HcWeights site;
-  const Bf16* norm;
-  WeightView project, gate;
-  MoeWeights moe;
-  std::vector<const float*> bias;
-  Rows<Bf16> streams, y, x, projected;
-  Rows<float> pre, post, comb, expert_weights;
-  Rows<int32_t> experts;
-  // What the experts compute: the router's choices, or others.
-  Rows<int32_t> planned;
-  Rows<float> planned_weights;
-
-  Layer first(int64_t rows) const {
-    Layer part = *this;
-    for (Rows<Bf16> Layer::*at : {&Layer::streams, &Layer::y, &Layer::x, &Layer::projected}) {
-      part.*at = (this->*at).slice(0, rows);
-    }
-    for (Rows<float> Layer::*at : {&Layer::pre, &Layer::post, &Layer::comb, &Layer::expert_weights,
-                                   &Layer::planned_weights}) {
-      part.*at = (this->*at).slice(0, rows);
-    }
-    part.experts = experts.slice(0, rows);
-    part.planned = planned.slice(0, rows);
-    part.bias.resize(static_cast<size_t>(rows));
-    return part;
+  // Rows of a layer, as many as there may be.
+  void place(Layer& layer, const Inputs& inputs) {
+    layer.streams = placed_rows(inputs.streams);
+    layer.y = placed_rows(inputs.y);
+    layer.x = placed_rows(inputs.y);
+    layer.pre = placed_rows(inputs.carried);
+    layer.post = placed_rows(inputs.post);
+    layer.comb = placed_rows(inputs.comb);
+    layer.projected = placed_rows(std::vector<Bf16>(kRowsMax * kOut));
+    layer.experts = placed_rows(std::vector<int32_t>(kRowsMax * kTopK));
+    layer.expert_weights = placed_rows(std::vector<float>(kRowsMax * kTopK));
   }
+
+  std::vector<ExpertWeights> experts_;
 };
 
 // Of two layers' halves: a site and a product, a site and the experts, a site and a product.
@@ -129,20 +169,8 @@ TEST_F(CudaReleasedLayer, TogetherIsOneAfterTheOther) {
   const float* const other_bias = placed(random.f32(kRouted, 0.1));
   for (size_t row = 1; row < wide_bias.size(); row += 3) wide_bias[row] = other_bias;
   const WeightView gate = layer.gate;
-  const std::vector<Bf16> streams = random.bf16(kRowsMax * 4 * kHidden);
-  const std::vector<Bf16> y = random.bf16(kRowsMax * kHidden);
-  const std::vector<float> carried = random.f32(kRowsMax * 4);
-  const std::vector<float> post = random.f32(kRowsMax * 4);
-  const std::vector<float> comb = random.f32(kRowsMax * 16);
-  layer.streams = placed_rows(streams);
-  layer.y = placed_rows(y);
-  layer.x = placed_rows(y);
-  layer.pre = placed_rows(carried);
-  layer.post = placed_rows(post);
-  layer.comb = placed_rows(comb);
-  layer.projected = placed_rows(std::vector<Bf16>(kRowsMax * kOut));
-  layer.experts = placed_rows(std::vector<int32_t>(kRowsMax * kTopK));
-  layer.expert_weights = placed_rows(std::vector<float>(kRowsMax * kTopK));
+  const Inputs inputs(random);
+  place(layer, inputs);
   std::vector<int32_t> drawn;
   for (int64_t row = 0; row < kRowsMax; ++row) {
     for (int32_t k = 0; k < kTopK; ++k) drawn.push_back(k + static_cast<int32_t>(row * 7 % 5));
@@ -170,16 +198,7 @@ TEST_F(CudaReleasedLayer, TogetherIsOneAfterTheOther) {
     layer.planned_weights = wide ? drawn_weights : layer.expert_weights;
     const Layer l = layer.first(rows);
     const auto begin_again = [&] {
-      const auto put = [&]<class T>(Rows<T> to, const std::vector<T>& from) {
-        ops_->memory().write(to.data, from.data(), rows * to.cols * int64_t{sizeof(T)});
-      };
-      put(l.streams, streams);
-      put(l.y, y);
-      put(l.x, y);
-      put(l.projected, y);
-      put(l.pre, carried);
-      put(l.post, post);
-      put(l.comb, comb);
+      inputs.put(ops_->memory(), l);
       ops_->begin_step();
     };
     const auto results = [&] {
@@ -235,35 +254,16 @@ TEST_F(CudaReleasedLayer, LayersOfAStepSeeTheirOwn) {
     gates.push_back(placed(StoredWeight(random, WeightFormat::kBf16, kExperts, kHidden)));
   }
   const std::vector<const float*> bias(kRowsMax, placed(random.f32(kExperts, 0.1)));
-  const std::vector<Bf16> streams = random.bf16(kRowsMax * 4 * kHidden);
-  const std::vector<Bf16> y = random.bf16(kRowsMax * kHidden);
-  const std::vector<float> carried = random.f32(kRowsMax * 4);
-  const std::vector<float> post = random.f32(kRowsMax * 4);
-  const std::vector<float> comb = random.f32(kRowsMax * 16);
-  layer.streams = placed_rows(streams);
-  layer.y = placed_rows(y);
-  layer.x = placed_rows(y);
-  layer.projected = placed_rows(std::vector<Bf16>(kRowsMax * kOut));
-  layer.pre = placed_rows(carried);
-  layer.post = placed_rows(post);
-  layer.comb = placed_rows(comb);
+  const Inputs inputs(random);
+  place(layer, inputs);
   layer.bias = bias;
-  layer.experts = placed_rows(std::vector<int32_t>(kRowsMax * kTopK));
-  layer.expert_weights = placed_rows(std::vector<float>(kRowsMax * kTopK));
   layer.planned = layer.experts;
   layer.planned_weights = layer.expert_weights;
   for (const int64_t rows : {4, 8, 2, 6, 1, 3, 16, 40, 64, 130, 400}) {
     SCOPED_TRACE(std::to_string(rows) + " rows");
     const Layer l = layer.first(rows);
     const auto step = [&](const auto& next) {
-      const auto put = [&]<class T>(Rows<T> to, const std::vector<T>& from) {
-        ops_->memory().write(to.data, from.data(), rows * to.cols * int64_t{sizeof(T)});
-      };
-      put(l.streams, streams);
-      put(l.y, y);
-      put(l.pre, carried);
-      put(l.post, post);
-      put(l.comb, comb);
+      inputs.put(ops_->memory(), l);
       const HcMix mix{l.pre, l.post, l.comb};
       ops_->begin_step();
       for (size_t i = 0; i < kLayers; ++i) {
