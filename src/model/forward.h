@@ -101,8 +101,8 @@ class Forward {
   void gather_groups(int32_t source, const GroupSet& groups);
   void store_pending(int32_t source);
   void choose_entries(int32_t layer, const RowSet& set);
-  // Of run_layer: what the reference chose, where it was given.
   kernels::IndexShape index_shape() const;
+  // Of run_layer: what the reference chose, where it was given.
   void use_stored_selection(const RowSet& set);
   void use_stored_pool(const RowSet& set);
   void put_list(const std::vector<int32_t>& list, int32_t* to, int32_t* count_to);

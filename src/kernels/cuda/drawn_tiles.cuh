@@ -63,6 +63,14 @@ struct LastPieces {
   __device__ __forceinline__ int32_t piece(int32_t at) const { return (at - whole) % pieces; }
 };
 
+// Leaves a block piece `number` of so many rows; false if that has none.
+__device__ __forceinline__ bool take_rows(TokenBlock& block, int32_t number, int32_t each) {
+  const int32_t first = number * each;
+  block.row += first;
+  block.rows = min(block.rows - first, each);
+  return block.rows > 0;
+}
+
 // Pieces of a tile are multiples of kPieceRows.
 template <int kPieceRows>
 class TileDraw {
@@ -83,10 +91,7 @@ class TileDraw {
       if (at < parts_.whole || parts_.pieces == 1) return true;
       const int32_t unit = kPieceRows * parts_.pieces;
       const int32_t each = (to.block.rows + unit - 1) / unit * kPieceRows;
-      const int32_t first = parts_.piece(at) * each;
-      to.block.row += first;
-      to.block.rows = min(to.block.rows - first, each);
-      if (to.block.rows > 0) return true;
+      if (take_rows(to.block, parts_.piece(at), each)) return true;
     }
     return false;
   }

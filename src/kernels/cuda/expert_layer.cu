@@ -39,14 +39,6 @@ struct Workspace {
   Bf16* shared_out = nullptr;
 };
 
-QuantisedRows carve_rows(int64_t places, int64_t chunks, Carver& carver) {
-  QuantisedRows rows;
-  rows.x8 = carver.take<uint8_t>(places * chunks * kChunk);
-  rows.scale = carver.take<float>(places * chunks);
-  rows.places = places;
-  return rows;
-}
-
 Workspace carve_workspace(const ExpertShape& shape, int64_t rows, Carver& carver) {
   const int64_t choices = rows * shape.top_k;
   const int64_t chunks = shape.gate_up().chunks();

@@ -69,29 +69,34 @@
 
 namespace galley::kernels::cuda {
 
-template <ResultForm kResultIn>
-struct ManyRowsForm {
+// Blocks of kGroups warpgroups that multiply, of which one more copies: stages of kStrips strips of
+// weights and kTokens rows, and room for results on their way out.
+template <ResultForm kResultIn, int kGroupsIn, int kStripsIn, int kTokensIn>
+struct DrawnForm {
   static_assert(kResultIn != ResultForm::kF32);
-  static constexpr bool kFp4 = true;
-  static constexpr int kStrips = 2;
-  static constexpr int kGroups = kStrips;  // warpgroups that multiply
-  static constexpr int kTokens = kManyRowsBlock;
   static constexpr ResultForm kResult = kResultIn;
-  static constexpr int kThreads = kStrips * 128 + 128;  // the last warpgroup copies
+  static constexpr int kGroups = kGroupsIn;
+  static constexpr int kStrips = kStripsIn;
+  static constexpr int kTokens = kTokensIn;
+  static constexpr int kThreads = kGroups * 128 + 128;
   static constexpr int kConsumerRegisters = 232;
   static constexpr int kProducerRegisters = 40;
   static constexpr int kStripBytes = kFp4Codes + kFp4Shifts;
   static constexpr int kCodesAt = kTokens * kChunk;
   static constexpr int kScalesAt = kCodesAt + kStrips * kStripBytes;
   static constexpr int kStageBytes = (kScalesAt + kTokens * 4 + 1023) / 1024 * 1024;
-  // Results on their way out, a warpgroup: rows of 128 bytes.
+  // Results, a warpgroup: rows of 128 bytes.
   static constexpr int kStoreTokens = 32;
   static constexpr int kStoreBytes = kStoreTokens * 128;
-  static constexpr int kRoom = 227 * 1024 - 2048 - kStrips * kStoreBytes;
+  static constexpr int kRoom = 227 * 1024 - 2048 - kGroups * kStoreBytes;
   static constexpr int kStages = kRoom / kStageBytes;
-  static constexpr int kSharedBytes = kStages * kStageBytes + kStrips * kStoreBytes + 2048;
+  static constexpr int kSharedBytes = kStages * kStageBytes + kGroups * kStoreBytes + 2048;
   static_assert(kStages >= 4);
 };
+
+// A strip a warpgroup.
+template <ResultForm kResult>
+struct ManyRowsForm : DrawnForm<kResult, 2, 2, kManyRowsBlock> {};
 
 // Addresses in shared memory; of a thread's things, those in stage 0.
 template <class Form>

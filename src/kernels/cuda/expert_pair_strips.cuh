@@ -47,28 +47,9 @@
 
 namespace galley::kernels::cuda {
 
-template <ResultForm kResultIn>
-struct PairStripsForm {
-  static_assert(kResultIn != ResultForm::kF32);
-  static constexpr ResultForm kResult = kResultIn;
-  static constexpr int kTokens = kPairStripsBlock;
-  static constexpr int kGroups = 2;  // warpgroups
-  static constexpr int kStrips = 2 * kGroups;
-  static constexpr int kThreads = kGroups * 128 + 128;  // the last warpgroup copies
-  static constexpr int kConsumerRegisters = 232;
-  static constexpr int kProducerRegisters = 40;
-  static constexpr int kStripBytes = kFp4Codes + kFp4Shifts;
-  static constexpr int kCodesAt = kTokens * kChunk;
-  static constexpr int kScalesAt = kCodesAt + kStrips * kStripBytes;
-  static constexpr int kStageBytes = (kScalesAt + kTokens * 4 + 1023) / 1024 * 1024;
-  // Results on their way out, a warpgroup: rows of 128 bytes.
-  static constexpr int kStoreTokens = 32;
-  static constexpr int kStoreBytes = kStoreTokens * 128;
-  static constexpr int kRoom = 227 * 1024 - 2048 - kGroups * kStoreBytes;
-  static constexpr int kStages = kRoom / kStageBytes;
-  static constexpr int kSharedBytes = kStages * kStageBytes + kGroups * kStoreBytes + 2048;
-  static_assert(kStages >= 4);
-};
+// Two strips a warpgroup.
+template <ResultForm kResult>
+struct PairStripsForm : DrawnForm<kResult, 2, 4, kPairStripsBlock> {};
 
 // Tiles of four strips; what the last round has left goes by two strips, one, or a half or quarter
 // of one's rows.
@@ -102,10 +83,7 @@ class StripDraw {
       to.block = block_at(args, item / tiles_, 0);
       to.tile = StripTile::told(item % tiles_ * 4 + piece / cuts * strips, strips);
       const int32_t each = (to.block.rows + 8 * cuts - 1) / (8 * cuts) * 8;
-      const int32_t first = piece % cuts * each;
-      to.block.row += first;
-      to.block.rows = min(to.block.rows - first, each);
-      if (to.block.rows > 0) return true;
+      if (take_rows(to.block, piece % cuts, each)) return true;
     }
     return false;
   }

@@ -285,11 +285,7 @@ __global__ void __launch_bounds__(kQuantiseThreads)
   const int64_t from = source[place];
   if (from < 0 || from >= x.rows) return;
   uint4 raw[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-  if (column < x.cols) {
-    const auto* row = reinterpret_cast<const uint4*>(x.data + from * x.stride + column);
-    raw[0] = row[0];
-    if (column + 8 < x.cols) raw[1] = row[1];
-  }
+  load_values(x, from, column, raw);
   const QuantisedPiece piece = quantise_piece(raw);
   if (chunk * kChunk < x.cols) store_piece(to, chunk, place, lane, piece);
 }
@@ -386,10 +382,10 @@ void plan_and_spread(Stream stream, const int32_t* experts, const float* weights
                      int32_t top_k, int32_t expert_count, int32_t block_tokens,
                      const ExpertPlan& plan, const QuantisedRows& from, const QuantisedRows& to,
                      int32_t chunks) {
-  const SpreadTask spread{.from = from, .rows = rows, .top_k = top_k, .to = to};
   const int64_t choices = rows * top_k;
   if (choices <= kPlanThreads) {
     CHECK(expert_count <= kExpertsMax);
+    const SpreadTask spread{.from = from, .rows = rows, .top_k = top_k, .to = to};
     const int64_t threads = plan_threads(choices, expert_count);
     launch_kernel(plan_kernel<true, true>,
                   {chunks, threads, plan_shared_bytes(threads, expert_count)}, stream, experts,
@@ -397,10 +393,16 @@ void plan_and_spread(Stream stream, const int32_t* experts, const float* weights
     return;
   }
   plan_experts(stream, experts, weights, choices, expert_count, block_tokens, plan);
+  spread_rows(stream, from, rows, top_k, plan.place, to, chunks);
+}
+
+void spread_rows(Stream stream, const QuantisedRows& from, int64_t rows, int32_t top_k,
+                 const int32_t* place, const QuantisedRows& to, int32_t chunks) {
+  const SpreadTask spread{.from = from, .rows = rows, .top_k = top_k, .to = to};
   const auto blocks =
       static_cast<uint32_t>((rows * kRowPieces + kSpreadThreads - 1) / kSpreadThreads);
   launch_kernel(spread_kernel, {dim3(blocks, static_cast<uint32_t>(chunks)), kSpreadThreads},
-                stream, spread, static_cast<const int32_t*>(plan.place));
+                stream, spread, place);
 }
 
 void quantise_choices(Stream stream, Rows<const Bf16> x, const int32_t* place, int32_t top_k,

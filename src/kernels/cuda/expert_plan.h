@@ -3,6 +3,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda/carver.h"
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/grouped_product.h"
 #include "kernels/cuda/weight_tiles.h"
@@ -57,6 +58,13 @@ struct QuantisedRows {
   float* scale = nullptr;
   int64_t places = 0;
 };
+inline QuantisedRows carve_rows(int64_t places, int64_t chunks, Carver& carver) {
+  QuantisedRows rows;
+  rows.x8 = carver.take<uint8_t>(places * chunks * kChunk);
+  rows.scale = carver.take<float>(places * chunks);
+  rows.places = places;
+  return rows;
+}
 // x [rows, columns] to `choices`, each row to the places of its top_k choices, and in its order to
 // `rows`.
 void quantise_choices(Stream stream, Rows<const Bf16> x, const int32_t* place, int32_t top_k,
@@ -67,6 +75,9 @@ void plan_and_spread(Stream stream, const int32_t* experts, const float* weights
                      int32_t top_k, int32_t expert_count, int32_t block_tokens,
                      const ExpertPlan& plan, const QuantisedRows& from, const QuantisedRows& to,
                      int32_t chunks);
+// The second half of that, of any number of choices: row r's codes to place[r * top_k..].
+void spread_rows(Stream stream, const QuantisedRows& from, int64_t rows, int32_t top_k,
+                 const int32_t* place, const QuantisedRows& to, int32_t chunks);
 // Rows of x that are in their places already (`choices` of them), and all of y in order.
 void quantise_places(Stream stream, Rows<const Bf16> x, const int32_t* place, int64_t choices,
                      const QuantisedRows& x_to, Rows<const Bf16> y, const QuantisedRows& y_to);

@@ -27,7 +27,7 @@
 // 128; 217 for all of a layer at once), and the codes that the site left, not made again (75 us).
 // What is left beside one card are two plans more (27 to 56 us).
 //
-// Rows are quantised once, by the site or here, and travel as codes; spread_kernel copies them to
+// Rows are quantised once, by the site or here, and travel as codes; spread_rows copies them to
 // the places of their choices, 1 byte read and about 3 written a value. A place's codes are those
 // that quantise_choices would write there, so the products' bits are those of run_experts.
 //
@@ -45,7 +45,6 @@
 #include "kernels/cuda/expert_plan.h"
 #include "kernels/cuda/expert_share.h"
 #include "kernels/cuda/ordered_launch.cuh"
-#include "kernels/cuda/spread_tiles.cuh"
 
 namespace galley::kernels::cuda {
 namespace {
@@ -73,20 +72,10 @@ struct Workspace {
   ExpertPlan one;  // its places and totals are with the results
   QuantisedRows inner8;
   Bf16* few_out = nullptr;  // results of all ranks, in the places of their inner values
-  int64_t shared_places = 0;
   Bf16* shared_inner = nullptr;
-  uint8_t* shared_inner8 = nullptr;
-  float* shared_inner_scale = nullptr;
+  QuantisedRows shared_inner8;
   Bf16* shared_out = nullptr;
 };
-
-QuantisedRows carve_rows(int64_t places, int64_t chunks, Carver& carver) {
-  QuantisedRows rows;
-  rows.x8 = carver.take<uint8_t>(places * chunks * kChunk);
-  rows.scale = carver.take<float>(places * chunks);
-  rows.places = places;
-  return rows;
-}
 
 // All but the places and totals.
 ExpertPlan carve_plan(int64_t choices, int64_t places, int64_t experts, Carver& carver) {
@@ -114,10 +103,8 @@ Workspace carve(const ExpertShape& shape, int32_t ranks, int64_t rows, Carver& c
   const int64_t few_places = plan_places(std::min(of_all, few_choices(shape)), shape.experts);
   work.inner8 = carve_rows(std::max(places, few_places), inner_chunks, carver);
   work.few_out = carver.take<Bf16>(few_places * shape.hidden);
-  work.shared_places = (rows + 7) / 8 * 8;
   work.shared_inner = carver.take<Bf16>(rows * shape.inner);
-  work.shared_inner8 = carver.take<uint8_t>(work.shared_places * inner_chunks * kChunk);
-  work.shared_inner_scale = carver.take<float>(work.shared_places * inner_chunks);
+  work.shared_inner8 = carve_rows((rows + 7) / 8 * 8, inner_chunks, carver);
   work.shared_out = carver.take<Bf16>(rows * shape.hidden);
   return work;
 }
@@ -178,14 +165,6 @@ __global__ void __launch_bounds__(kThreads)
   if (to >= from.begin[blockIdx.y + 1]) return;
   local[to] = from.experts[blockIdx.y][i] - first;
   weights[to] = from.weights[blockIdx.y][i];
-}
-
-// Codes of every row to the places of its choices; blockIdx.y is the chunk.
-__global__ void __launch_bounds__(kThreads)
-    spread_kernel(const __grid_constant__ SpreadTask task, const int32_t* place) {
-  await_earlier();
-  const int64_t item = static_cast<int64_t>(blockIdx.x) * kThreads + threadIdx.x;
-  spread_piece(task, blockIdx.y, item, place, load_piece(task, blockIdx.y, item));
 }
 
 // Results from the places of one plan to those of another plan of the same choices.
@@ -335,7 +314,8 @@ void share_shared(Stream stream, const ExpertShape& shape, const ExpertTiles& ti
                   uint8_t* workspace) {
   const Workspace work = workspace_at(shape, ranks, rows_max, workspace);
   const ShareInput from = own_input(shape, input, own, rows);
-  const QuantisedRows inner8 = {work.shared_inner8, work.shared_inner_scale, from.places};
+  QuantisedRows inner8 = work.shared_inner8;
+  inner8.places = from.places;
   dense_product(stream, ResultForm::kSwiGlu,
                 shared_up_arguments(shape, tiles, {from.codes, from.scale, from.places}, rows,
                                     work.shared_inner));
@@ -371,14 +351,8 @@ void share_inner(Stream stream, const ExpertShape& shape, const ExpertTiles& til
     if (rows == 0) continue;
     const ShareInput input =
         own_input(shape, inputs.of[r], r == inputs.self ? inputs.own : InputTiles{}, rows);
-    const SpreadTask spread{.from = {input.codes, input.scale, input.places},
-                            .rows = rows,
-                            .top_k = shape.top_k,
-                            .to = x8};
-    const dim3 pieces(blocks_of(rows * kRowPieces, kThreads),
-                      static_cast<uint32_t>(shape.gate_up().chunks()));
-    launch_kernel(spread_kernel, {pieces, kThreads}, stream, spread,
-                  work.all.place + from.begin[r]);
+    spread_rows(stream, {input.codes, input.scale, input.places}, rows, shape.top_k,
+                work.all.place + from.begin[r], x8, static_cast<int32_t>(shape.gate_up().chunks()));
   }
   expert_product(stream, ResultForm::kSwiGlu, tokens,
                  expert_up_arguments(shape, tiles, work.all, x8, work.inner));

@@ -91,6 +91,16 @@ __device__ __forceinline__ void store_piece(const QuantisedRows& to, int32_t chu
   if (lane == 0) to.scale[place] = piece.scale;
 }
 
+// A piece's sixteen values, of those that the row has; none of a row below 0.
+__device__ __forceinline__ void load_values(Rows<const Bf16> x, int64_t row, int32_t column,
+                                            uint4 (&raw)[2]) {
+  if (row >= 0 && column < x.cols) {
+    const auto* from = reinterpret_cast<const uint4*>(x.data + row * x.stride + column);
+    raw[0] = from[0];
+    if (column + 8 < x.cols) raw[1] = from[1];
+  }
+}
+
 // Copies that the launch takes along.
 struct CopyTask {
   const RowCopy* list = nullptr;
@@ -136,11 +146,7 @@ __global__ void __launch_bounds__(kQuantiseThreads)
     }
   }
   uint4 raw[2] = {{0, 0, 0, 0}, {0, 0, 0, 0}};
-  if (from >= 0 && column < task.x.cols) {
-    const auto* x = reinterpret_cast<const uint4*>(task.x.data + from * task.x.stride + column);
-    raw[0] = x[0];
-    if (column + 8 < task.x.cols) raw[1] = x[1];
-  }
+  load_values(task.x, from, column, raw);
   const QuantisedPiece piece = quantise_piece(raw);
   const bool mine = item < task.items && chunk * kChunk < task.x.cols;
   if (task.numbered.x8 != nullptr && mine) store_piece(task.numbered, chunk, item, lane, piece);
