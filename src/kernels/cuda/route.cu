@@ -299,8 +299,7 @@ __global__ void __launch_bounds__(kWideThreads) choose_wide_kernel(ChoiceArgumen
     }
     if (args.options.gate_temperature != 1.0F) p /= args.options.gate_temperature;
     p = sqrtf(softplus(p));
-    const float biased = p + bias;
-    key = order_key(isnan(biased) ? -INFINITY : biased);
+    key = choice_key(p, bias);
   }
   const int top_k = args.options.top_k;
   const bool margin = wants_margin(args);

@@ -22,6 +22,11 @@ __device__ __forceinline__ uint32_t order_key(float x) {
   const uint32_t bits = __float_as_uint(x);
   return (bits & 0x80000000U) != 0 ? ~bits : bits | 0x80000000U;
 }
+// What experts are chosen by; NaN comes behind all others.
+__device__ __forceinline__ uint32_t choice_key(float score, float bias) {
+  const float biased = score + bias;
+  return order_key(isnan(biased) ? -INFINITY : biased);
+}
 __device__ __forceinline__ float from_order_key(uint32_t key) {
   return __uint_as_float((key & 0x80000000U) != 0 ? key & 0x7FFFFFFFU : ~key);
 }
@@ -104,8 +109,7 @@ __device__ __forceinline__ void weigh_places(const ChoiceArguments& args,
 #pragma unroll
   for (int i = 0; i < kEach; ++i) {
     all.p[i] = sqrtf(softplus(all.p[i] / args.options.gate_temperature));
-    const float biased = all.p[i] + biases.of[i];
-    all.key[i] = order_key(isnan(biased) ? -INFINITY : biased);
+    all.key[i] = choice_key(all.p[i], biases.of[i]);
     if (all.expert[i] >= args.expert_count) all.key[i] = 0;
   }
 }

@@ -330,8 +330,7 @@ __global__ void __launch_bounds__(kThreads, 3)
     p = add_parts(parts + int64_t{row} * kSplitsMax * kThreads + thread, splits);
     if (args.options.gate_temperature != 1.0F) p /= args.options.gate_temperature;
     p = sqrtf(softplus(p));
-    const float biased = p + bias;
-    key = order_key(isnan(biased) ? -INFINITY : biased);
+    key = choice_key(p, bias);
   }
   const bool wants_margin = args.margin != nullptr && top_k < experts;
   const bool plans = args.plan.place != nullptr;
