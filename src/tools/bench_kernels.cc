@@ -52,10 +52,12 @@ Result<void> run(const KernelBenchOptions& options) {
   const auto wanted = [&](const char* part) {
     return options.part == "all" || options.part == part;
   };
-  if (wanted("experts")) TRY(cuda::bench_experts(floors, options.quick, report));
-  if (wanted("dense")) TRY(cuda::bench_dense(floors, report));
-  if (wanted("attention")) TRY(cuda::bench_attention(floors, report));
-  if (wanted("indexer")) TRY(cuda::bench_indexer(floors, report));
+  for (const cuda::BenchRows which : {cuda::BenchRows::kFew, cuda::BenchRows::kMany}) {
+    if (wanted("attention")) TRY(cuda::bench_attention(floors, which, report));
+    if (wanted("indexer")) TRY(cuda::bench_indexer(floors, which, report));
+    if (wanted("dense")) TRY(cuda::bench_dense(floors, which, report));
+    if (wanted("experts")) TRY(cuda::bench_experts(floors, which, options.quick, report));
+  }
   return {};
 }
 
@@ -70,10 +72,10 @@ int run_bench_kernels(int argc, char** argv) {
       "  galley bench kernels --backend cuda\n"
       "  galley bench kernels --part dense | jq -c '[.shape, .rows, .us]'\n"
       "\nInputs are random and rotate past the L2; a time is the median of replays of a "
-      "graph. The\nfloor is the larger of bytes over read bandwidth (fp4 codes alone, "
-      "without scales) and\noperations over the peak of wgmma (for attention half of it: bf16). "
-      "Peers were measured "
-      "apart, on such a card.\n"
+      "graph. Few rows\ncome first, since many rows leave a hot card behind. The floor is the "
+      "larger of bytes over read\nbandwidth (fp4 codes alone, without scales) and operations over "
+      "the peak of wgmma (for attention\nhalf of it: bf16). Peers were measured apart, on such a "
+      "card.\n"
       "\nExit codes: 0 measured (whatever the result), 1 failed, 64 wrong usage.\n");
   command.setting("--backend", options.backend, "Whose kernels: cuda").choices({"cuda"});
   command

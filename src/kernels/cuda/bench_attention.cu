@@ -106,11 +106,13 @@ Result<RowSet> make_rows(const AttentionBenchCase& c, const Inputs& in, std::mt1
 
 }  // namespace
 
-Result<void> bench_attention(const KernelFloors& floors, const ReportKernel& report) {
+Result<void> bench_attention(const KernelFloors& floors, BenchRows which,
+                             const ReportKernel& report) {
   const DeviceProperties device = TRY(open_device(0));
   std::mt19937 random(1);
   const Inputs in = TRY(make_inputs(random));
   for (const AttentionBenchCase& c : kCases) {
+    if (!among(which, c.rows)) continue;
     const int64_t sets = c.prefill ? 1 : std::clamp<int64_t>(2048 / c.rows, 2, 16);
     std::vector<RowSet> row_sets;
     for (int64_t i = 0; i < sets; ++i) row_sets.push_back(TRY(make_rows(c, in, random)));

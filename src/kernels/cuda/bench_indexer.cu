@@ -112,12 +112,14 @@ Result<BenchBuffer> make_rows(const IndexBenchCase& c, const Inputs& in, int64_t
 
 }  // namespace
 
-Result<void> bench_indexer(const KernelFloors& floors, const ReportKernel& report) {
+Result<void> bench_indexer(const KernelFloors& floors, BenchRows which,
+                           const ReportKernel& report) {
   const DeviceProperties device = TRY(open_device(0));
   std::mt19937 random(1);
   const Inputs in = TRY(make_inputs(random));
   for (const IndexBenchCase& c : kCases) {
     const int64_t rows = int64_t{c.sequences} * c.rows;
+    if (!among(which, rows)) continue;
     const int64_t sets =
         rows > 1024 ? 1 : std::clamp<int64_t>(kRecords / (c.keys * c.sequences), 1, 24);
     std::vector<BenchBuffer> row_sets;

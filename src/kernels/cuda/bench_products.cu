@@ -275,7 +275,8 @@ Result<KernelFloors> measure_kernel_floors() {
   return floors;
 }
 
-Result<void> bench_experts(const KernelFloors& floors, bool quick, const ReportKernel& report) {
+Result<void> bench_experts(const KernelFloors& floors, BenchRows which, bool quick,
+                           const ReportKernel& report) {
   for (const ExpertPeers& peers : kExpertPeers) {
     if (quick && peers.experts > 100) continue;
     const FoldShape shape = peers.down ? FoldShape{.rows = kHidden, .in = kInner, .paired = false}
@@ -287,13 +288,14 @@ Result<void> bench_experts(const KernelFloors& floors, bool quick, const ReportK
     fill_fp4_tiles<<<2048, 256>>>(tiles.as<uint32_t>(), tiles.bytes() / 4, 1);
     fill_f32<<<1024, 256>>>(scale.as<float>(), peers.experts * shape.slots(), 1.0F / 1024.0F);
     for (size_t index = 0; index < std::size(kExpertCases); ++index) {
+      if (!among(which, kExpertCases[index].rows)) continue;
       TRY(bench_expert_case(floors, peers, index, tiles, copies, scale.as<float>(), report));
     }
   }
   return {};
 }
 
-Result<void> bench_dense(const KernelFloors& floors, const ReportKernel& report) {
+Result<void> bench_dense(const KernelFloors& floors, BenchRows which, const ReportKernel& report) {
   for (const DensePeers& peers : kDensePeers) {
     const FoldShape shape{.rows = peers.outputs, .in = peers.inputs, .paired = false};
     const int64_t matrix = folded_fp8_bytes(shape);
@@ -302,6 +304,7 @@ Result<void> bench_dense(const KernelFloors& floors, const ReportKernel& report)
     fill_fp8_tiles<<<2048, 256>>>(tiles.as<uint32_t>(), tiles.bytes() / 4, 1);
     for (size_t index = 0; index < std::size(kDenseRows); ++index) {
       const int64_t rows = kDenseRows[index];
+      if (!among(which, rows)) continue;
       const int64_t places = (rows + 7) / 8 * 8;
       const BenchBuffer x = TRY(BenchBuffer::create(rows * peers.inputs * 2));
       const BenchBuffer x8 = TRY(BenchBuffer::create(places * shape.chunks() * kChunk));

@@ -33,12 +33,23 @@ using ReportKernel = std::function<void(const KernelTime&)>;
 
 Result<KernelFloors> measure_kernel_floors();
 
+// Cases below 4,096 rows, or from there on. Those draw the card's whole power, and for a second or
+// two behind them what is bound by latency takes up to 1.3 times as long, at the SM's full clock:
+// few rows of every kernel are timed before many rows of any.
+enum class BenchRows { kFew, kMany };
+inline bool among(BenchRows which, int64_t rows) {
+  constexpr int64_t kMany = 4096;
+  return (rows >= kMany) == (which == BenchRows::kMany);
+}
+
 // Routed experts, fp8 x fp4. `quick` leaves out the cases of 384 experts (5 GB).
-Result<void> bench_experts(const KernelFloors& floors, bool quick, const ReportKernel& report);
-Result<void> bench_dense(const KernelFloors& floors, const ReportKernel& report);
+Result<void> bench_experts(const KernelFloors& floors, BenchRows which, bool quick,
+                           const ReportKernel& report);
+Result<void> bench_dense(const KernelFloors& floors, BenchRows which, const ReportKernel& report);
 // Sparse attention: 64 heads x 512, packed keys (attention_sm90.h).
-Result<void> bench_attention(const KernelFloors& floors, const ReportKernel& report);
+Result<void> bench_attention(const KernelFloors& floors, BenchRows which,
+                             const ReportKernel& report);
 // Scores, selection and candidate pool of the indexer (index_select_sm90.h).
-Result<void> bench_indexer(const KernelFloors& floors, const ReportKernel& report);
+Result<void> bench_indexer(const KernelFloors& floors, BenchRows which, const ReportKernel& report);
 
 }  // namespace galley::kernels::cuda
