@@ -120,8 +120,8 @@ struct ManyRowsView {
     const uint32_t shift = load_shared_word(shifts + bytes);  // its tables come first
     return {load_shared_16(codes + bytes), load_shared_16(codes + bytes + 2048), shift};
   }
-  __device__ __forceinline__ void release(const RingPlace& place) const {
-    release_stage(empty + place.barrier);
+  __device__ __forceinline__ void release(const RingPlace& place, uint32_t loaded) const {
+    release_stage(empty + place.barrier, loaded);
   }
 };
 
@@ -227,7 +227,7 @@ __device__ __forceinline__ void consume_parts(const ProductArguments& args,
         wgmma_wait<1>();
       }
       load_scales(kPairs / 2, kPairs, scale);
-      if (part + 1 == kParts) view.release(place);
+      if (part + 1 == kParts) view.release(place, bits_of(scale));  // behind all parts' scales
 #pragma unroll
       for (int32_t j = 0; j < kPairs; ++j) {
         const float* from = partial[part & 1] + 4 * j;

@@ -153,7 +153,7 @@ __device__ __forceinline__ void consume_pair(const ProductArguments& args,
       if (strip == 0 && part > 0) load_scales(part);
       if (product + 1 == kProducts) {
         wgmma_wait<0>();
-        view.release(place);
+        view.release(place, bits_of(scale));  // behind all parts' scales
       } else {
         wgmma_wait<1>();
       }

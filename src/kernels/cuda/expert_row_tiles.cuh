@@ -269,7 +269,10 @@ __device__ __forceinline__ void unpack_row_tiles(uint32_t base, uint32_t unpacke
 #pragma unroll 1
   while (goes_on) {
     __syncwarp();
-    if (lane == 0) barrier_arrive(base + Form::kCodesEmpty + at.codes.barrier);
+    if (lane == 0) {
+      const uint32_t loaded = codes.shift | codes.first.x | codes.second.x;
+      barrier_arrive(behind_loads(base + Form::kCodesEmpty + at.codes.barrier, loaded));
+    }
     const UnpackPlace<Form> here = at;
     const StoredCodes now = codes;
     at.advance();
@@ -300,10 +303,10 @@ struct RowTilesView {
     barrier_wait(base + Form::kRowsFull + rows.barrier, rows.parity);
     barrier_wait(base + Form::kUnpackedFull + weights.barrier, weights.parity);
   }
-  __device__ __forceinline__ void release() const {
+  __device__ __forceinline__ void release(uint32_t loaded) const {
     __syncwarp();
     if (!elected()) return;
-    barrier_arrive(base + Form::kRowsEmpty + rows.barrier);
+    barrier_arrive(behind_loads(base + Form::kRowsEmpty + rows.barrier, loaded));
     barrier_arrive(base + Form::kUnpackedEmpty + weights.barrier);
   }
   __device__ __forceinline__ void advance() {
@@ -401,11 +404,13 @@ __device__ __forceinline__ void multiply_tile(const ProductArguments& args,
         warp_uniform(view.base + Form::kUnpackedAt + view.weights.bytes + part * kSlots * kChunk));
     view.wait();
     float scale[kUnits][2];
+    uint32_t loaded = 0;
 #pragma unroll
     for (int32_t u = 0; u < kUnits; ++u) {
       const uint32_t at = scales + view.rows.bytes + u * 2 * kRowTilesUnit * 4;
       scale[u][0] = load_shared_float(at);
       scale[u][1] = load_shared_float(at + 32);
+      loaded |= __float_as_uint(scale[u][0]) | __float_as_uint(scale[u][1]);
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnits; ++u) {
@@ -418,7 +423,7 @@ __device__ __forceinline__ void multiply_tile(const ProductArguments& args,
       }
       wgmma_commit();
       wgmma_wait<0>();
-      if (u + 1 == kUnits) view.release();
+      if (u + 1 == kUnits) view.release(loaded);
         // The one order of the sum.
 #pragma unroll
       for (int32_t i = 0; i < kSlots / 2; ++i) {

@@ -216,10 +216,10 @@ struct ConsumerView {
   __device__ __forceinline__ void wait_full(const RingPlace& place) const {
     barrier_wait(full + place.barrier, place.parity);
   }
-  __device__ __forceinline__ void release(const RingPlace& place) const {
+  __device__ __forceinline__ void release(const RingPlace& place, uint32_t loaded) const {
     const uint32_t lane = threadIdx.x & 31;
     __syncwarp();
-    if (lane == 0) barrier_arrive(empty + place.barrier);
+    if (lane == 0) barrier_arrive(behind_loads(empty + place.barrier, loaded));
   }
   __device__ __forceinline__ void unpack(const RingPlace& place, OperandA& a) const {
     const uint8_t* stage = ring + place.bytes;
@@ -231,22 +231,26 @@ struct ConsumerView {
     return swizzled_descriptor(warp_uniform(ring_address + place.bytes));
   }
   // Tokens first.. of the tile: sum += partial * scale of the token: the one order of the sum.
+  // Returns bits of all scales.
   template <int kTokens>
-  __device__ __forceinline__ void promote(const RingPlace& place, int32_t first,
-                                          float (&partial)[kTokens / 2],
-                                          float (&sum)[kTokens / 2]) const {
+  __device__ __forceinline__ uint32_t promote(const RingPlace& place, int32_t first,
+                                              float (&partial)[kTokens / 2],
+                                              float (&sum)[kTokens / 2]) const {
     wgmma_wait<0>();
+    uint32_t loaded = 0;
     const uint8_t* stage = ring + place.bytes;
     const auto* scales =
         reinterpret_cast<const float2*>(stage + Form::kScalesAt) + first / 2 + (threadIdx.x & 3);
 #pragma unroll
     for (int32_t j = 0; j < kTokens / 8; ++j) {
       const float2 scale = scales[4 * j];
+      loaded |= __float_as_uint(scale.x);
       sum[4 * j] = fmaf(partial[4 * j], scale.x, sum[4 * j]);
       sum[4 * j + 1] = fmaf(partial[4 * j + 1], scale.y, sum[4 * j + 1]);
       sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale.x, sum[4 * j + 2]);
       sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale.y, sum[4 * j + 3]);
     }
+    return loaded;
   }
 };
 
@@ -272,8 +276,8 @@ struct KeptView {
   __device__ __forceinline__ void wait_full(const RingPlace& place) const {
     barrier_wait(full + place.barrier, place.parity);
   }
-  __device__ __forceinline__ void release(const RingPlace& place) const {
-    release_stage(empty + place.barrier);
+  __device__ __forceinline__ void release(const RingPlace& place, uint32_t loaded) const {
+    release_stage(empty + place.barrier, loaded);
   }
   __device__ __forceinline__ void unpack(const RingPlace& place, OperandA& a) const {
     const uint32_t shift = load_shared_word(shifts + place.bytes);  // its tables come first
@@ -285,11 +289,12 @@ struct KeptView {
     return swizzled_descriptor(ring + place.bytes);
   }
   // Tokens first.. of the tile: sum += partial * scale of the token: the one order of the sum.
-  // Half of the scales are read before the products are there; all would cost registers.
+  // Half of the scales are read before the products are there; all would cost registers. Returns
+  // bits of all of them.
   template <int kTokens>
-  __device__ __forceinline__ void promote(const RingPlace& place, int32_t first,
-                                          float (&partial)[kTokens / 2],
-                                          float (&sum)[kTokens / 2]) const {
+  __device__ __forceinline__ uint32_t promote(const RingPlace& place, int32_t first,
+                                              float (&partial)[kTokens / 2],
+                                              float (&sum)[kTokens / 2]) const {
     constexpr int32_t kPairs = kTokens / 8;
     constexpr int32_t kBefore = (kPairs + 1) / 2;
     const uint32_t at = scales + place.bytes + first * 4;
@@ -306,6 +311,7 @@ struct KeptView {
       sum[4 * j + 2] = fmaf(partial[4 * j + 2], scale[j].x, sum[4 * j + 2]);
       sum[4 * j + 3] = fmaf(partial[4 * j + 3], scale[j].y, sum[4 * j + 3]);
     }
+    return bits_of(scale);
   }
 };
 
@@ -419,13 +425,14 @@ __device__ __forceinline__ void consume_tile(const ProductArguments& args, const
     const uint64_t stage = view.descriptor(place);
     view.wait_full(place);
     view.unpack(place, a);
+    uint32_t loaded = 0;
 #pragma unroll
     for (int32_t part = 0; part < kParts; ++part) {
       float partial[kPart / 2];
       multiply_chunk<kPart>(stage, a, part * kPart, partial);
-      view.template promote<kPart>(place, part * kPart, partial, sum[part]);
+      loaded |= view.template promote<kPart>(place, part * kPart, partial, sum[part]);
     }
-    view.release(place);
+    view.release(place, loaded);
     place.template advance<Form>();
   }
 #pragma unroll
@@ -440,7 +447,7 @@ __device__ __forceinline__ void pass_tile(const ProductArguments& args, const Vi
                                           RingPlace& place) {
   for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
     view.wait_full(place);
-    view.release(place);
+    view.release(place, 0);
     place.template advance<Form>();
   }
 }

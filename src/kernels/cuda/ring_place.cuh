@@ -25,11 +25,22 @@ struct RingPlace {
   }
 };
 
-// By a whole warp that has read what it wants of a stage. Which lane says so is not asked of the
-// thread's number, which compilers read again for every stage (30 cycles) where registers are few.
-__device__ __forceinline__ void release_stage(uint32_t empty) {
+// By a whole warp that has read what it wants of a stage, behind those loads (`loaded`: bits of
+// all of them, or of the last one where the machine code keeps their order: a warp's loads of
+// shared memory return in order). Which lane says so is not asked of the thread's number, which
+// compilers read again for every stage (30 cycles) where registers are few.
+__device__ __forceinline__ void release_stage(uint32_t empty, uint32_t loaded) {
   __syncwarp();
-  if (elected()) barrier_arrive(empty);
+  if (elected()) barrier_arrive(behind_loads(empty, loaded));
+}
+
+// Bits that all of these are part of.
+template <int kCount>
+__device__ __forceinline__ uint32_t bits_of(const float2 (&values)[kCount]) {
+  uint32_t bits = 0;
+#pragma unroll
+  for (const float2& value : values) bits |= __float_as_uint(value.x);
+  return bits;
 }
 
 // By one thread, in front of barrier_init_fence(): two barriers a stage, which is full when `fills`
