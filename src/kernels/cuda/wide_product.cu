@@ -89,10 +89,20 @@ void launch_wide_product(const RowProduct& p, Stream stream) {
   if (p.weight.format == WeightFormat::kFp8Tile32) {
     if (rows <= 8) return launch_turns<WideTurnsForm<8, 1, 4>>(p, stream);
     if (rows <= 32) return launch_turns<WideTurnsForm<32, 2, 4>>(p, stream);
-    if (rows <= 64) return launch_form<WideForm<true, 1, 64, 2, 2>>(p, stream);
-    if (rows <= 128) return launch_form<WideForm<true, 1, 128, 2, 2>>(p, stream);
-    if (rows <= 192) return launch_form<WideForm<true, 2, 96, 2, 2>>(p, stream);
-    if (rows <= 256) return launch_form<WideForm<true, 2, 128, 2, 2>>(p, stream);
+    if (rows <= 48) return launch_form<WideForm<true, 1, 48, 1, 2>>(p, stream);
+    if (rows <= 64) return launch_form<WideForm<true, 1, 64, 1, 2>>(p, stream);
+    if (rows <= 80) return launch_form<WideForm<true, 1, 80, 1, 2>>(p, stream);
+    if (rows <= 96) return launch_form<WideForm<true, 1, 96, 1, 2>>(p, stream);
+    if (rows <= 128) return launch_form<WideForm<true, 1, 128, 1, 2>>(p, stream);
+    if (rows <= 160) return launch_form<WideForm<true, 2, 80, 1, 2>>(p, stream);
+    if (rows <= 192) return launch_form<WideForm<true, 2, 96, 1, 2>>(p, stream);
+    if (rows <= 256) return launch_form<WideForm<true, 2, 128, 1, 2>>(p, stream);
+    if (rows <= 320 && round_tokens(p, 160) == 160) {
+      return launch_form<WideForm<true, 2, 160, 1>>(p, stream);
+    }
+    if (rows <= 384 && round_tokens(p, 192) == 192) {
+      return launch_form<WideForm<true, 2, 192, 1>>(p, stream);
+    }
     return launch_many<true>(p, stream);
   }
   if (rows <= 8) return launch_form<WideForm<false, 2, 8, 1>>(p, stream);

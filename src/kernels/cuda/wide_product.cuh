@@ -8,15 +8,15 @@
 // Design. Weights are A of wgmma, 64 outputs a warpgroup, tokens are B: few tokens waste nothing.
 // These weights are wide enough that their strips alone fill the chip, so no sum is split, and its
 // order, 16 of K at a time, is the same for every number of tokens. The copy engine brings boxes
-// of 64 of K of weights and tokens, as they lie in memory, into a ring of stages; clusters of two
-// blocks with neighbouring outputs share the tokens' copies. bf16 weights are multiplied from
-// there. fp8 codes are picked up as wgmma's registers want them and become bf16 there, exactly: a
-// code's exponent and mantissa moved into a bf16's are 2^-120 of its value, and one product with
-// 2^120 of its tile's scale is the rest (two, where that is no bf16). That takes 6 operations for
-// two codes and happens while the chunk before it is multiplied; what the fold of other weights
-// would save is not worth a second layout of them. Rows of wgmma are outputs in an order in which
-// a thread has two neighbouring ones of a token, and in which eight rows of 64 bytes lie in
-// different banks.
+// of 64 of K of weights and tokens, as they lie in memory, into a ring of stages; of many tokens
+// clusters of two blocks with neighbouring outputs share the copies. bf16 weights are multiplied
+// from there. fp8 codes are picked up as wgmma's registers want them and become bf16 there,
+// exactly: a code's exponent and mantissa moved into a bf16's are 2^-120 of its value, and one
+// product with 2^120 of its tile's scale is the rest (two, where that is no bf16). That takes 6
+// operations for two codes and happens while the chunk before it is multiplied; what the fold of
+// other weights would save is not worth a second layout of them. Rows of wgmma are outputs in an
+// order in which a thread has two neighbouring ones of a token, and in which eight rows of 64 bytes
+// lie in different banks.
 //
 // Measured on one H200, weights from beyond the L2. The head, with its f32 results: 300 us at 4
 // rows, 316 at 64, 357 at 128, 652 TFLOP/s at 384 rows, 693 at 512. wo_a: 18 us up to 8 rows, 20 at
@@ -50,6 +50,12 @@
 // - a stage's boxes as one box of three dimensions: 12.3 us for 11.8 at 8 rows, 22.3 for 21 at 128.
 // - boxes of codes 128 wide instead of 64: 12.2 to 12.6 for 11.8 at 8 rows, the same at 64.
 // - rows of x padded by 16 bytes to 8 KB, so that they lie in other places of the L2: nothing.
+//
+// Later still, wo_a without clusters up to 384 rows and in finer steps, us: 33 to 48 rows 16.8
+// -> 15.5 (14.7 in stages of four chunks, but see above what those do in a chain), 64 16.7 -> 16.1,
+// 80 20.9 -> 17.3, 96 20.8 -> 18.3, 128 21.0 -> 20.3, 160 27.2 -> 26.2, 256 33.0 -> 31.8, 320 43.7
+// -> 39.7, 384 43.8 -> 42.7; at 512 clusters are 1 % faster. Two warpgroups by 64 tokens: 24 at 96
+// and 128 rows.
 //
 // What limits it now: power for many rows. For few rows of fp8 a warpgroup's own latencies, about
 // 200 to 250 ns for 64 of K whatever the number of tokens: codes read two at a time, widened by one
