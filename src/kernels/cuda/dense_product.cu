@@ -13,9 +13,6 @@ namespace {
 
 // Above these rows tiles are faster: 128 rows of 5,120 x 8,192 take 27 us here and 20.5 there.
 constexpr int32_t kFewRowsMax = 64;
-// Sums of parts up to so many blocks, all of which run at once: 256 rows of 512 x 5,120 take 7.6 us
-// here and 9.5 there, of 1,280 x 5,120 16 and 11.
-constexpr int32_t kFewSplitBlocks = 352;
 // Tiles of up to 64 rows, on one H200: 5,120 x 8,192 takes 13.8 us, by few rows 15.0 to 15.5 (17.3
 // while one thread issued all copies); 4,608 x 5,120 9.3 and 9.6 to 9.9 (11.1); 32,768 x 1,280 12.6
 // and 13.3. At 32 rows only long sums gain: 13.6 and 14.4; 9.1 and 8.8 for 40 chunks.
@@ -114,35 +111,38 @@ void launch_cheapest(Stream stream, TileSet& set) {
 // Of 21 forms, on one H200, 128 to 16,384 rows of the released shapes: with these the one that
 // costs least takes 0.6 % longer than the best one, on average. Of 65 to 128 rows tiles of 48 slots
 // without clusters: 5,120 x 8,192 16.3 us instead of 19.2, 4,608 x 5,120 11.0 and 12.3, 5,120 x
-// 2,304 6.7 and 7.5; with 7 stages 19.2, 12.2 and 7.2.
+// 2,304 6.7 and 7.5; with 7 stages 19.2, 12.2 and 7.2. Eight chunks in straight code: 15.5 instead
+// of 16.3, 10.4 and 10.9, 6.5 and 6.6; of 80 slots at 256 rows 22.8 and 23.1, 14.4 and 14.7.
 template <ResultForm kResult>
 void launch_whole_tiles(Stream stream, TileSet& set) {
   launch_cheapest<kResult, false,  //
-                  TileChoice{{.rows = 64, .slots = 96, .along = 2, .batch = 4}, 245, 500},
+                  TileChoice{{.rows = 64, .slots = 96, .batch = 3, .run = 8}, 220, 500},
                   TileChoice{{.rows = 64, .slots = 160, .along = 2, .batch = 3}, 320, 1000},
-                  TileChoice{{.rows = 128, .slots = 48, .batch = 4, .stages = 9}, 205, 300},
-                  TileChoice{{.rows = 128, .slots = 80, .batch = 3}, 310, 1000},
+                  TileChoice{
+                      {.rows = 128, .slots = 48, .batch = 2, .stages = 9, .run = 8}, 200, 300},
+                  TileChoice{{.rows = 128, .slots = 80, .batch = 3, .run = 8}, 300, 1000},
                   TileChoice{{.rows = 128, .slots = 128}, 400, 1500},
                   TileChoice{{.rows = 128, .slots = 160, .along = 2}, 470, 1500},
                   TileChoice{{.rows = 128, .slots = 256, .along = 2, .parts = 2}, 750, 2000}>(
       stream, set);
 }
-// Of sums in parts, with 1,280 and 512 outputs of 5,120 together: tiles of 64 rows with one
-// warpgroup take 8.6 us instead of 10.5 at 128 rows (32 slots), 9.9 instead of 11.2 at 256 (64),
-// and 128 by 48 without clusters 11.9 instead of 13.0 at 384.
+// Of sums in parts, whose five chunks are in straight code: with 1,280 and 512 outputs of 5,120
+// together 9.9 us instead of 10.1 at 256 rows, 13.1 instead of 14.3 at 512, 16.1 instead of 17.4
+// at 768. Clusters are 5 to 12 % slower up to 768 rows, and no faster at 4,096.
 template <ResultForm kResult>
 void launch_split_tiles(Stream stream, TileSet& set) {
   launch_cheapest<
       kResult, true,  //
-      TileChoice{{.rows = 64, .slots = 32, .batch = 4, .teams = 1, .stages = 14}, 135, 800},
-      TileChoice{{.rows = 64, .slots = 48, .batch = 4, .teams = 1, .stages = 14}, 150, 800},
-      TileChoice{{.rows = 64, .slots = 64, .batch = 4, .teams = 1, .stages = 12}, 160, 850},
-      TileChoice{{.rows = 128, .slots = 48, .batch = 4, .stages = 9}, 200, 900},
-      TileChoice{{.rows = 64, .slots = 96, .along = 2, .batch = 5}, 220, 1000},
-      TileChoice{{.rows = 64, .slots = 128, .along = 2, .batch = 5}, 250, 1000},
-      TileChoice{{.rows = 128, .slots = 96, .along = 2, .batch = 2}, 320, 1000},
-      TileChoice{{.rows = 128, .slots = 128, .along = 2}, 380, 1000},
-      TileChoice{{.rows = 128, .slots = 160, .along = 2, .parts = 2}, 560, 1000}>(stream, set);
+      TileChoice{{.rows = 64, .slots = 32, .batch = 5, .teams = 1, .stages = 14}, 135, 800},
+      TileChoice{{.rows = 64, .slots = 48, .batch = 5, .teams = 1, .stages = 14}, 150, 800},
+      TileChoice{
+          {.rows = 64, .slots = 64, .batch = 4, .teams = 1, .stages = 12, .run = 5}, 160, 850},
+      TileChoice{{.rows = 64, .slots = 96, .batch = 3, .run = 5}, 195, 1000},
+      TileChoice{{.rows = 128, .slots = 48, .batch = 3, .stages = 9, .run = 5}, 200, 900},
+      TileChoice{{.rows = 128, .slots = 64, .batch = 2, .run = 5}, 235, 900},
+      TileChoice{{.rows = 128, .slots = 96}, 320, 1000},
+      TileChoice{{.rows = 128, .slots = 128}, 390, 1000},
+      TileChoice{{.rows = 128, .slots = 160}, 550, 1000}>(stream, set);
 }
 
 TileSet tile_set(const DenseSet& set) {
@@ -219,8 +219,7 @@ void launch_split(Stream stream, const DenseSet& set) {
   const int32_t rows = set.common.rows;
   if (rows <= 8) return launch_few_rows<FewRowsForm<8, kGroups, 1, 74, kResult, 4>>(stream, set);
   if (rows <= 32) return launch_few_rows<FewRowsForm<32, kGroups, 1, 74, kResult, 4>>(stream, set);
-  const int32_t blocks = strips_of(set) * ((rows + 63) / 64) * kGroups;
-  if (rows <= kFewRowsMax || blocks <= kFewSplitBlocks) {
+  if (rows <= kFewRowsMax) {
     return launch_few_rows<FewRowsForm<64, kGroups, 1, 74, kResult, 1>>(stream, set);
   }
   launch_many_rows<true, kResult>(stream, set);

@@ -30,8 +30,13 @@
 // its rows were read from shared memory before its slots, so that a chunk of 128 x 256 takes 1,180
 // to 1,280 cycles where multiplying is 1,024, one of 128 x 128 660 for 512, of 64 x 64 280 for 128.
 // Without any copies 5,120 x 8,192 takes 21.5 us at 256 rows (with them 23.5), with nothing but
-// copies 17. Sustained, the card's power limits: variants that differ by 5 % in short runs are
-// equal after half a second.
+// copies 17: a multiprocessor takes in 64 bytes a cycle, so that a chunk of 128 x 80 comes in 416
+// cycles and one of 128 x 128 in 512, as long as it is multiplied; a cluster changes nothing of
+// that. Sustained, the card's power limits: variants that differ by 5 % in short runs are equal
+// after half a second.
+//
+// Products of a chunk begin when an earlier one has been promoted, in straight code of eight chunks
+// (TileCut::run): 3 to 5 % less for 128 x 48 and 128 x 80, nothing for 64 x 48 and 128 x 128.
 //
 // Tried, on one H200, bits always the same (32,768 x 1,280 and 5,120 x 8,192, 16,384 rows,
 // TFLOP/s in one run; the kernel before, weights as A and 128 by 192, had 786 and 863 there):
@@ -58,6 +63,12 @@
 // them:
 //   5,120 x 8,192 took 28 us instead of 25 at 256 rows, 38 instead of 35 at 512, 20.4 instead
 //   of 20.0 at 128, 1,519 instead of 1,258 at 16,384; 1,280 x 5,120 11.6 instead of 10.9 at 256.
+// - products under way from one turn of a loop to the next: the compiler serialises them (C7514).
+//   Straight code of sixteen chunks: 1 % slower than of eight, or spills.
+// - sums of parts left in shared memory, so that registers are free for a second product of 128 x
+//   128: 24.3 us for 20.7 at 4,096 rows of 512 x 5,120, whose ring is then short.
+// - up to 64 rows two blocks a multiprocessor with rings of seven stages: 5 to 10 % slower. Outputs
+//   straight from registers: the same at 64 rows, 3 to 15 % slower above; not waited for: nothing.
 // - blocks that share rows instead of slots: the same to 3 % slower. Clusters of four: 120 blocks
 //   at a time. 128 x 192 in one product of 192: 680 ns a chunk where 128 x 160 takes 490.
 #pragma once
@@ -78,7 +89,8 @@ namespace galley::kernels::cuda {
 
 // How a tile is cut: rows by slots, over how many blocks of a cluster that have the same slots
 // (kAlong) or the same rows (kAcross), which copy for each other; a warpgroup's products of a chunk
-// (kParts), or its products of several chunks that are under way together (kBatch).
+// (kParts), or its products of several chunks that are under way together (kBatch), in straight
+// code of so many chunks (kRun; kBatch if 0).
 struct TileCut {
   int rows;
   int slots;
@@ -88,6 +100,8 @@ struct TileCut {
   int batch = 1;
   int teams = 2;   // warpgroups that multiply
   int stages = 7;  // at most
+  int run = 0;
+  int blocks = 1;  // that share a multiprocessor
 };
 
 template <TileCut kCut, ResultForm kResultIn, bool kGroupedIn, bool kBoxesIn>
@@ -99,6 +113,7 @@ struct TileForm {
   static constexpr int kCluster = kAlong * kAcross;
   static constexpr int kParts = kCut.parts;
   static constexpr int kBatch = kCut.batch;
+  static constexpr int kRun = kCut.run > 0 ? kCut.run : kBatch;
   static constexpr ResultForm kResult = kResultIn;
   static constexpr bool kPaired = kResult == ResultForm::kSwiGlu;
   static constexpr bool kGrouped = kGroupedIn;  // the sum has args.groups parts
@@ -147,7 +162,8 @@ struct TileForm {
   static constexpr int kOwnBoxes = kOwnColumns / kBoxColumns;
   static constexpr int kBoxBytes = 64 * kBoxColumns * 2;
   static constexpr int kOutputBytes = kBoxes ? kTeams * kOwnBoxes * kBoxBytes : 0;
-  static constexpr int kStagesMost = (227 * 1024 - 2048 - kOutputBytes) / kStageBytes;
+  static constexpr int kBlocks = kCut.blocks;
+  static constexpr int kStagesMost = (227 / kBlocks * 1024 - 2048 - kOutputBytes) / kStageBytes;
   static constexpr int kStages = kStagesMost < kCut.stages ? kStagesMost : kCut.stages;
   static constexpr int kSharedBytes = kStages * kStageBytes + kOutputBytes + 2048;
   static_assert(kRows == 64 || (kRows == 128 && kTeams == 2));
@@ -267,68 +283,84 @@ __device__ __forceinline__ void copy_chunks(const TileMemory& memory, TileCopy (
 // while an earlier kernel makes the rows.
 enum class TileCopier : uint8_t { kSlots, kRows, kMoreSlots, kSlotScales };
 
+// Chunks of a sum that a block multiplies.
+struct ChunkRange {
+  int32_t begin;
+  int32_t end;
+};
+
 // Of its tile's slots a block copies a share for all blocks that have the same: what is in the
 // first pair that it touches, then the rest. kSlots says what all copies of weights bring.
 template <class Form, TileCopier kCopier>
-__device__ __forceinline__ void produce_slots(const TileSet& set, TileMemory memory, int32_t rank) {
+__device__ __forceinline__ void copy_slots(const TileSet& set, const TileMemory& memory,
+                                           const TilePlace& at, int32_t rank, ChunkRange range,
+                                           RingPlace& place) {
   constexpr uint32_t kAll = (1U << Form::kAlong) - 1;
   const auto blocks = static_cast<uint16_t>(kAll << (rank / Form::kAlong * Form::kAlong));
   const int64_t step = 2 * Form::kPairBytes;
-  const int32_t chunks = set.common.chunks;
+  const int32_t first_pair = at.slot / Form::kPairSlots;
+  const int32_t pairs = (at.slot + Form::kSlots - 1) / Form::kPairSlots - first_pair + 1;
+  // Two pairs for each 256 slots of a chunk.
+  const auto pair_at = [&](int32_t pair) {
+    return set.parts[at.part].weights +
+           (static_cast<int64_t>(pair / 2) * set.common.chunks * 2 + pair % 2) * Form::kPairBytes +
+           range.begin * step;
+  };
+  if constexpr (kCopier == TileCopier::kSlotScales) {
+    TileCopy copies[Form::kPairsMax];
+#pragma unroll
+    for (int32_t i = 0; i < Form::kPairsMax; ++i) {
+      copies[i] = {pair_at(first_pair + i) + 2 * kFp8Codes, step,
+                   static_cast<uint32_t>(Form::kSlotScalesAt + i * Form::kPairScales),
+                   i < pairs ? Form::kPairScales : 0U};
+    }
+    copy_chunks<Form, 1>(memory, copies, range.end - range.begin, 0, 0, place);
+  } else {
+    const int32_t mine = rank % Form::kAlong * Form::kShare;
+    int32_t first = at.slot + mine;
+    int32_t count = min(Form::kPairSlots - first % Form::kPairSlots, Form::kShare);
+    uint32_t to =
+        Form::kCodesAt + (Form::kWholePairs ? mine / Form::kPart * Form::kPartRoom : mine * kChunk);
+    uint32_t expected = 1 + Form::kSlots * kChunk + pairs * Form::kPairScales;
+    if constexpr (kCopier == TileCopier::kMoreSlots) {
+      first += count;
+      to += count * kChunk;
+      count = Form::kShare - count;
+      expected = 1;  // arrives, though there may be nothing: or the ring could go round twice
+    }
+    TileCopy copies[1] = {
+        {pair_at(first / Form::kPairSlots) + first % Form::kPairSlots * kChunk, step, to,
+         static_cast<uint32_t>(count * kChunk + (Form::kWholePairs ? Form::kPairScales : 0))}};
+    copy_chunks<Form, Form::kAlong>(memory, copies, range.end - range.begin, expected, blocks,
+                                    place);
+  }
+}
+
+template <class Form, TileCopier kCopier>
+__device__ __forceinline__ void produce_slots(const TileSet& set, TileMemory memory, int32_t rank) {
   const TileItems<Form> items(set);
   RingPlace place;
   for (int32_t item = blockIdx.x / Form::kCluster; item < items.count();
        item += set.product_blocks / Form::kCluster) {
     const TilePlace at = items.at(item, rank);
-    const int32_t first_pair = at.slot / Form::kPairSlots;
-    const int32_t pairs = (at.slot + Form::kSlots - 1) / Form::kPairSlots - first_pair + 1;
-    // Two pairs for each 256 slots of a chunk.
-    const auto pair_at = [&](int32_t pair) {
-      return set.parts[at.part].weights +
-             (static_cast<int64_t>(pair / 2) * chunks * 2 + pair % 2) * Form::kPairBytes;
-    };
-    if constexpr (kCopier == TileCopier::kSlotScales) {
-      TileCopy copies[Form::kPairsMax];
-#pragma unroll
-      for (int32_t i = 0; i < Form::kPairsMax; ++i) {
-        copies[i] = {pair_at(first_pair + i) + 2 * kFp8Codes, step,
-                     static_cast<uint32_t>(Form::kSlotScalesAt + i * Form::kPairScales),
-                     i < pairs ? Form::kPairScales : 0U};
+    if constexpr (kCopier == TileCopier::kSlots) {
+      if (elected()) {
+        store_shared(memory.told,
+                     uint2{static_cast<uint32_t>(at.part << TileMemory::kPartShift | at.slot),
+                           static_cast<uint32_t>(at.row)});
       }
-      copy_chunks<Form, 1>(memory, copies, chunks, 0, 0, place);
-    } else {
-      const int32_t mine = rank % Form::kAlong * Form::kShare;
-      int32_t first = at.slot + mine;
-      int32_t count = min(Form::kPairSlots - first % Form::kPairSlots, Form::kShare);
-      uint32_t to = Form::kCodesAt +
-                    (Form::kWholePairs ? mine / Form::kPart * Form::kPartRoom : mine * kChunk);
-      uint32_t expected = 0;
-      if constexpr (kCopier == TileCopier::kSlots) {
-        if (elected()) {
-          store_shared(memory.told,
-                       uint2{static_cast<uint32_t>(at.part << TileMemory::kPartShift | at.slot),
-                             static_cast<uint32_t>(at.row)});
-        }
-        __syncwarp();
-        memory.told ^= 8;
-        expected = 1 + Form::kSlots * kChunk + pairs * Form::kPairScales;
-      } else {
-        first += count;
-        to += count * kChunk;
-        count = Form::kShare - count;
-        expected = 1;  // arrives, though there may be nothing: or the ring could go round twice
-      }
-      TileCopy copies[1] = {
-          {pair_at(first / Form::kPairSlots) + first % Form::kPairSlots * kChunk, step, to,
-           static_cast<uint32_t>(count * kChunk + (Form::kWholePairs ? Form::kPairScales : 0))}};
-      copy_chunks<Form, Form::kAlong>(memory, copies, chunks, expected, blocks, place);
+      __syncwarp();
+      memory.told ^= 8;
     }
+    copy_slots<Form, kCopier>(set, memory, at, rank, {0, set.common.chunks}, place);
   }
 }
 
 // Rows and their scales; of the rows a share for all blocks that have the same.
 template <class Form>
-__device__ __forceinline__ void produce_rows(const TileSet& set, TileMemory memory, int32_t rank) {
+__device__ __forceinline__ void copy_rows(const TileSet& set, const TileMemory& memory,
+                                          const TilePlace& at, int32_t rank, ChunkRange range,
+                                          RingPlace& place) {
   constexpr int32_t kShare = Form::kRows / Form::kAcross;
   uint32_t blocks = 0;
 #pragma unroll
@@ -336,22 +368,27 @@ __device__ __forceinline__ void produce_rows(const TileSet& set, TileMemory memo
     blocks |= 1U << (i * Form::kAlong + rank % Form::kAlong);
   }
   const ProductArguments& args = set.common;
+  // The last block of a cluster may have none.
+  const int32_t rows = (max(min(Form::kRows, args.rows - at.row), 0) + 7) & ~7;
+  const int32_t first = rank / Form::kAlong * kShare;
+  const int32_t mine = max(min(kShare, rows - first), 0);
+  const int64_t before = range.begin * args.x_rows;
+  TileCopy copies[2] = {
+      {args.x + (before + at.row + first) * kChunk, args.x_rows * kChunk,
+       static_cast<uint32_t>(first * kChunk), static_cast<uint32_t>(mine * kChunk)},
+      {reinterpret_cast<const uint8_t*>(args.x_scale + before + at.row), args.x_rows * 4,
+       Form::kScalesAt, static_cast<uint32_t>(rows * 4)}};
+  copy_chunks<Form, Form::kAcross>(memory, copies, range.end - range.begin, 1 + rows * (kChunk + 4),
+                                   static_cast<uint16_t>(blocks), place);
+}
+template <class Form>
+__device__ __forceinline__ void produce_rows(const TileSet& set, const TileMemory& memory,
+                                             int32_t rank) {
   const TileItems<Form> items(set);
   RingPlace place;
   for (int32_t item = blockIdx.x / Form::kCluster; item < items.count();
        item += set.product_blocks / Form::kCluster) {
-    const TilePlace at = items.at(item, rank);
-    // The last block of a cluster may have none.
-    const int32_t rows = (max(min(Form::kRows, args.rows - at.row), 0) + 7) & ~7;
-    const int32_t first = rank / Form::kAlong * kShare;
-    const int32_t mine = max(min(kShare, rows - first), 0);
-    TileCopy copies[2] = {
-        {args.x + static_cast<int64_t>(at.row + first) * kChunk, args.x_rows * kChunk,
-         static_cast<uint32_t>(first * kChunk), static_cast<uint32_t>(mine * kChunk)},
-        {reinterpret_cast<const uint8_t*>(args.x_scale + at.row), args.x_rows * 4, Form::kScalesAt,
-         static_cast<uint32_t>(rows * 4)}};
-    copy_chunks<Form, Form::kAcross>(memory, copies, args.chunks, 1 + rows * (kChunk + 4),
-                                     static_cast<uint16_t>(blocks), place);
+    copy_rows<Form>(set, memory, items.at(item, rank), rank, {0, set.common.chunks}, place);
   }
 }
 
@@ -478,31 +515,38 @@ struct TileConsumer {
       }
       place.template advance<Form>();
     } else {
-      Partial partial[kCount];
+      constexpr int kSets = Form::kBatch < kCount ? Form::kBatch : kCount;
+      Partial partial[kSets];
       RingPlace ahead = place;
 #pragma unroll
-      for (int32_t i = 0; i < kCount; ++i) {
-        const uint64_t stage = swizzled_descriptor(warp_uniform(memory.ring_address + ahead.bytes));
-        barrier_wait(memory.full + ahead.barrier, ahead.parity);
-        multiply(stage, 0, partial[i]);
-        ahead.template advance<Form>();
-      }
-      promote_from<0, kCount>(place, eighth, partial, sum);
+      for (int32_t i = 0; i + 1 < kSets; ++i) begin_chunk(ahead, partial[i]);
+      chain_from<0, kCount, kSets>(place, ahead, eighth, partial, sum);
     }
   }
 
  private:
-  template <int kFirst, int kCount>
-  __device__ __forceinline__ void promote_from(RingPlace& place, int32_t eighth,
-                                               Partial (&partial)[kCount], Sums& sum) const {
+  __device__ __forceinline__ void begin_chunk(RingPlace& ahead, Partial& partial) const {
+    const uint64_t stage = swizzled_descriptor(warp_uniform(memory.ring_address + ahead.bytes));
+    barrier_wait(memory.full + ahead.barrier, ahead.parity);
+    multiply(stage, 0, partial);
+    ahead.template advance<Form>();
+  }
+
+  template <int kFirst, int kCount, int kSets>
+  __device__ __forceinline__ void chain_from(RingPlace& place, RingPlace& ahead, int32_t eighth,
+                                             Partial (&partial)[kSets], Sums& sum) const {
+    constexpr int kNext = kFirst + kSets - 1;
+    if constexpr (kNext < kCount) begin_chunk(ahead, partial[kNext % kSets]);
     const float2 token = token_scales(place);
     float weight[kScales];
     load_scales(place, eighth, 0, weight);
-    wgmma_wait<kCount - 1 - kFirst>();
+    wgmma_wait<(kNext < kCount ? kSets - 1 : kCount - 1 - kFirst)>();
     release(place, token, weight);
-    promote(token, weight, partial[kFirst], sum);
+    promote(token, weight, partial[kFirst % kSets], sum);
     place.template advance<Form>();
-    if constexpr (kFirst + 1 < kCount) promote_from<kFirst + 1>(place, eighth, partial, sum);
+    if constexpr (kFirst + 1 < kCount) {
+      chain_from<kFirst + 1, kCount, kSets>(place, ahead, eighth, partial, sum);
+    }
   }
 };
 
@@ -580,6 +624,16 @@ __device__ __forceinline__ void store_boxes(float limit, const CUtensorMap& map,
   }
 }
 
+// Chunks up to `end`, in runs of kRun and less.
+template <int kRun, class Form>
+__device__ __forceinline__ void add_runs(const TileConsumer<Form>& view, RingPlace& place,
+                                         int32_t eighth, int32_t& chunk, int32_t end,
+                                         SlotSums<Form::kOwn>& sum) {
+#pragma unroll 1
+  for (; chunk + kRun <= end; chunk += kRun) view.template add_chunks<kRun>(place, eighth, sum);
+  if constexpr (kRun > 1) add_runs<kRun / 2>(view, place, eighth, chunk, end, sum);
+}
+
 template <class Form>
 __device__ __forceinline__ void consume_dense_tile(const TileSet& set,
                                                    const TileConsumer<Form>& view,
@@ -594,12 +648,7 @@ __device__ __forceinline__ void consume_dense_tile(const TileSet& set,
   }
   int32_t chunk = 0;
   const auto add_until = [&](int32_t end) {
-    if constexpr (Form::kBatch > 1) {
-      for (; chunk + Form::kBatch <= end; chunk += Form::kBatch) {
-        view.template add_chunks<Form::kBatch>(place, eighth, sum);
-      }
-    }
-    for (; chunk < end; ++chunk) view.template add_chunks<1>(place, eighth, sum);
+    add_runs<Form::kRun>(view, place, eighth, chunk, end, sum);
   };
   if constexpr (Form::kGrouped) {
     const int32_t groups = set.common.groups;
@@ -656,7 +705,7 @@ __device__ __forceinline__ void consume_tiles(const TileSet& set, TileConsumer<F
 }
 
 template <class Form>
-__global__ void __launch_bounds__(Form::kThreads, 1)
+__global__ void __launch_bounds__(Form::kThreads, Form::kBlocks)
     dense_tiles_kernel(const __grid_constant__ TileSet set) {
   extern __shared__ uint8_t shared_memory[];
   if constexpr (Form::kCluster == 1) {
