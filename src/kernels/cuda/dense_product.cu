@@ -80,11 +80,13 @@ void launch_tiles(Stream stream, TileSet& set, int64_t copy_count = 0) {
                 stream, set);
 }
 
-// A form and what its tiles take where all multiprocessors have one, in ns.
+// A form and what its tiles take where all multiprocessors have one, in ns; `first` is what the
+// first of them takes longer.
 struct TileChoice {
   TileCut cut;
   int32_t chunk;
   int32_t tile;
+  int32_t first = 0;
 };
 
 // What the slowest multiprocessor takes.
@@ -95,7 +97,7 @@ int64_t tile_cost(const TileSet& set) {
   if (set.common.chunks <= kChoice.cut.stages) return INT64_MAX;
   constexpr int32_t kClusters = kMultiprocessors / Form::kCluster;
   const int64_t rounds = (TileItems<Form>(set).count() + kClusters - 1) / kClusters;
-  return rounds * (int64_t{set.common.chunks} * kChoice.chunk + kChoice.tile);
+  return rounds * (int64_t{set.common.chunks} * kChoice.chunk + kChoice.tile) + kChoice.first;
 }
 
 template <ResultForm kResult, bool kGrouped, TileChoice... kChoices>
@@ -114,6 +116,9 @@ void launch_cheapest(Stream stream, TileSet& set) {
 // without clusters: 5,120 x 8,192 16.3 us instead of 19.2, 4,608 x 5,120 11.0 and 12.3, 5,120 x
 // 2,304 6.7 and 7.5; with 7 stages 19.2, 12.2 and 7.2. Eight chunks in straight code: 15.5 instead
 // of 16.3, 10.4 and 10.9, 6.5 and 6.6; of 80 slots at 256 rows 22.8 and 23.1, 14.4 and 14.7.
+// Clusters that share the slots' copies are slower wherever tiles are large, most so when the card
+// is hot: 5,120 x 2,304 at 16,384 rows over and over 357 us with them and 335 without, 5,120 x
+// 8,192 at 4,096 307 and 290, 5,120 x 2,304 at 512 13.2 and 12.7.
 template <ResultForm kResult>
 void launch_whole_tiles(Stream stream, TileSet& set) {
   launch_cheapest<kResult, false,  //
@@ -122,10 +127,10 @@ void launch_whole_tiles(Stream stream, TileSet& set) {
                   TileChoice{
                       {.rows = 128, .slots = 48, .batch = 2, .stages = 9, .run = 8}, 200, 300},
                   TileChoice{{.rows = 128, .slots = 80, .batch = 3, .run = 8}, 300, 1000},
-                  TileChoice{{.rows = 128, .slots = 128}, 400, 1500},
-                  TileChoice{{.rows = 128, .slots = 160, .along = 2}, 470, 1500},
-                  TileChoice{{.rows = 128, .slots = 256, .along = 2, .parts = 2}, 750, 2000}>(
-      stream, set);
+                  TileChoice{{.rows = 128, .slots = 128}, 400, 650},
+                  TileChoice{{.rows = 128, .slots = 160}, 465, 1400},
+                  TileChoice{{.rows = 128, .slots = 256, .parts = 2}, 750, 1100, 1500}>(stream,
+                                                                                        set);
 }
 // Of sums in parts, whose five chunks are in straight code: with 1,280 and 512 outputs of 5,120
 // together 9.9 us instead of 10.1 at 256 rows, 13.1 instead of 14.3 at 512, 16.1 instead of 17.4
@@ -214,7 +219,7 @@ void launch_whole(Stream stream, const DenseSet& set) {
   launch_many_rows<false, kResult>(stream, set);
 }
 
-// Tiles whose blocks have a part of the sums each; false where not all of them run at once.
+// Tiles whose blocks share the parts of the sums; false where not all of them run at once.
 template <class Form>
 bool launch_parts(Stream stream, const DenseSet& set) {
   const auto kernel = dense_split_kernel<Form>;
@@ -222,7 +227,7 @@ bool launch_parts(Stream stream, const DenseSet& set) {
     cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, Form::kSharedBytes);
     cudaLaunchAttribute attribute;
     const cudaLaunchConfig_t config = LaunchLimits::configuration(
-        nullptr, kSplitParts, Form::kThreads, Form::kSharedBytes, kSplitParts, &attribute);
+        nullptr, Form::kSplit, Form::kThreads, Form::kSharedBytes, Form::kSplit, &attribute);
     int32_t clusters = 0;
     cudaOccupancyMaxActiveClusters(&clusters, kernel, &config);
     return clusters;
@@ -230,19 +235,18 @@ bool launch_parts(Stream stream, const DenseSet& set) {
   TileSet tiles = tile_set(set);
   const int32_t clusters = TileItems<Form>(tiles).count();
   if (clusters > clusters_max) return false;
-  tiles.product_blocks = clusters * kSplitParts;
+  tiles.product_blocks = clusters * Form::kSplit;
   const auto copies = static_cast<int32_t>(set.copy_count);
-  const int32_t more = (copies + kSplitParts - 1) / kSplitParts * kSplitParts;
+  const int32_t more = (copies + Form::kSplit - 1) / Form::kSplit * Form::kSplit;
   if (tiles.product_blocks + more == 0) return true;
   launch_kernel(kernel,
                 {tiles.product_blocks + more, Form::kThreads,
-                 static_cast<size_t>(Form::kSharedBytes), kSplitParts},
+                 static_cast<size_t>(Form::kSharedBytes), Form::kSplit},
                 stream, tiles, copies);
   return true;
 }
 
-// The smallest tiles for which there is room: 512 x 5,120 takes 3.3 us at 64 rows in tiles of 64 x
-// 64 and 4.1 of 64 x 128, 6.6 at 256 in tiles of 128 x 96 and 6.8 of 128 x 128.
+// The forms in the order of what they take where there is room for all of their clusters.
 template <ResultForm kResult>
 bool launch_eight_parts(Stream stream, const DenseSet& set) {
   constexpr TileCut kSmall{
@@ -250,16 +254,14 @@ bool launch_eight_parts(Stream stream, const DenseSet& set) {
   constexpr int32_t kSmallTiles = 16;  // more are slower than half as many of 128 slots
   constexpr TileCut kWide{.rows = 64, .slots = 128, .batch = 2, .teams = 1, .stages = 5, .run = 5};
   constexpr TileCut kTall{.rows = 128, .slots = 96, .batch = 2, .stages = 5, .run = 5};
-  constexpr TileCut kLarge{.rows = 128, .slots = 128, .stages = 5};
-  constexpr int32_t kRowsMax = 384;
+  constexpr TileCut kTwoParts{.rows = 64, .slots = 128, .batch = 2, .run = 5};
   const int32_t rows = set.common.rows;
-  if (rows > kRowsMax) return false;
   if (strips_of(set) * ((rows + 63) / 64) <= kSmallTiles) {
-    return launch_parts<SplitForm<kSmall, kResult>>(stream, set);
+    return launch_parts<SplitForm<kSmall, kResult, 8>>(stream, set);
   }
-  if (rows <= kWide.rows) return launch_parts<SplitForm<kWide, kResult>>(stream, set);
-  return launch_parts<SplitForm<kTall, kResult>>(stream, set) ||
-         launch_parts<SplitForm<kLarge, kResult>>(stream, set);
+  if (rows <= kWide.rows) return launch_parts<SplitForm<kWide, kResult, 8>>(stream, set);
+  return launch_parts<SplitForm<kTall, kResult, 8>>(stream, set) ||
+         launch_parts<SplitForm<kTwoParts, kResult, 4>>(stream, set);
 }
 
 // Sums of several parts, a block of a cluster each.
