@@ -64,9 +64,10 @@ class CudaReleasedRows : public testing::Test {
   std::unique_ptr<Ops> ops_;
 };
 
-// Folded projections take other kernels from 3, 9, 33 or 65 rows on (or from more, where sums have
-// several parts and outputs are few), and others again for many strips. Many rows take tiles of 64
-// or 128 rows by 64 to 256 outputs, by what fills the chip; the last tiles of a matrix overlap.
+// Folded projections take other kernels from 3, 9, 33 or 65 rows on, and others again for many
+// strips; where sums have eight parts, from as many rows on as clusters have no room for. Many rows
+// take tiles of 64 or 128 rows by 32 to 256 outputs, by what fills the chip; the last tiles of a
+// matrix overlap.
 TEST_F(CudaReleasedRows, ProjectionsDoNotSeeOtherRows) {
   Random random(80);
   constexpr int64_t kRows = 1700;
@@ -300,14 +301,15 @@ TEST_F(CudaReleasedRows, NarrowExactProductsDoNotSeeOtherRows) {
   }
 }
 
-// wo_a and head: other tiles from 9, 33, 65, 129, 193 rows on, and by what fills the chip above.
+// wo_a and head: other tiles from 9, 33, 49, 65, 81, 97, 129, 161, 193, 257, 321 rows on, and by
+// what fills the chip above.
 TEST_F(CudaReleasedRows, WideProductsDoNotSeeOtherRows) {
   Random random(86);
   constexpr int64_t kRows = 530;
   const auto check = [&](const char* what, int64_t out, const auto& run) {
     const auto all = run(0, kRows);
-    for (const int64_t count :
-         {1, 8, 9, 32, 33, 64, 65, 128, 129, 192, 193, 256, 257, 384, 385, 512}) {
+    for (const int64_t count : {1,   8,   9,   32,  33,  48,  49,  64,  65,  80,  81,  96,  97,
+                                128, 129, 160, 161, 192, 193, 256, 257, 320, 321, 384, 385, 512}) {
       const int64_t begin = (kRows - count) / 3;
       const auto part = run(begin, count);
       EXPECT_EQ(std::memcmp(part.data(), all.data() + begin * out, part.size() * sizeof(part[0])),
