@@ -46,6 +46,13 @@ __device__ __forceinline__ uint32_t pick_bytes(uint32_t low, uint32_t high, uint
   return picked;
 }
 
+// a / 2^16 in the pipe of the products of integers: 0 a's lower half + 1 its upper half.
+__device__ __forceinline__ uint32_t upper_half(uint32_t a) {
+  uint32_t half;
+  asm("dp2a.lo.u32.u32 %0, %1, %2, %3;" : "=r"(half) : "r"(a), "r"(0x0100), "r"(0));
+  return half;
+}
+
 // 32 keys as the operand of the products: thread t has of keys t / 4 + 8 i the channels of group
 // t % 4, as integers 2^3 times their fp4 codes, plus 128, at the largest scale of each key.
 struct Keys {
@@ -53,6 +60,19 @@ struct Keys {
   uint32_t largest[2];      // scales' bits of keys t / 4 and t / 4 + 8 of these 16, 16 bits each
   uint32_t kept[2];         // what the scale of this thread's group lies below, where not folded
   bool uneven;              // some is
+
+  // Made of all codes: it is there when they are.
+  __device__ __forceinline__ uint32_t loaded() const {
+    uint32_t all = 0;
+#pragma unroll
+    for (int32_t t = 0; t < 2; ++t) {
+#pragma unroll
+      for (int32_t s = 0; s < 4; ++s) {
+        all |= (codes[t][s][0] | codes[t][s][1]) | (codes[t][s][2] | codes[t][s][3]);
+      }
+    }
+    return all;
+  }
 };
 
 // The same as they lie in memory.
@@ -148,6 +168,121 @@ __device__ __forceinline__ void products(const Keys& keys, const uint32_t (&b)[8
 #pragma unroll
     for (int32_t i = 0; i < 4; ++i) {
       dots[t][i] = add_not_negative(__uint_as_float(d[t][i]), i % 2 == 0 ? terms.z : terms.w);
+    }
+  }
+}
+
+// What codes without their sign become at a scale 2^below below the largest: bytes of codes 0 to 3
+// and 4 to 7, and 128 minus these.
+__device__ __forceinline__ uint4 code_table(int32_t below) {
+  const uint32_t low = 0x18100800U >> below;   // 2^3 x {0, 1, 2, 3}
+  const uint32_t high = 0x60403020U >> below;  // 2^3 x {4, 6, 8, 12}
+  return make_uint4(low, high, kZeroCodes - low, kZeroCodes - high);
+}
+
+// Scales of 64 keys, of which each thread has one group of keys lane / 4 + 8 i.
+struct TileScales {
+  uint32_t largest[4];  // scales' bits of keys lane / 4 and that + 8 of 16, 16 bits each
+  uint32_t below[4];    // what the scale of this thread's group lies below
+
+  // False where all groups can be folded.
+  __device__ __forceinline__ bool load(uint32_t record, int32_t quad) {
+    uint32_t own[4];
+#pragma unroll
+    for (int32_t t = 0; t < 4; ++t) {
+      const uint32_t at = record + t * 16 * kIndexRecordBytes + 64 + quad;
+      own[t] = load_shared_byte(at) | load_shared_byte(at + 8 * kIndexRecordBytes) << 16;
+    }
+    uint32_t all = 0;
+#pragma unroll
+    for (int32_t t = 0; t < 4; ++t) {
+      largest[t] = __vmaxu2(own[t], __shfl_xor_sync(0xFFFFFFFFU, own[t], 1));
+      largest[t] = __vmaxu2(largest[t], __shfl_xor_sync(0xFFFFFFFFU, largest[t], 2));
+      below[t] = (largest[t] - own[t]) * 16;  // bytes of a table
+      all |= below[t];
+    }
+    return __any_sync(0xFFFFFFFFU, (all & 0xFFC0FFC0) != 0);
+  }
+};
+
+// Codes of 16 keys.
+__device__ __forceinline__ void unpack_even(uint32_t record, int32_t quad, uint32_t below,
+                                            uint32_t tables, uint32_t two,
+                                            uint32_t (&codes)[4][4]) {
+  uint32_t words[2][4];
+#pragma unroll
+  for (int32_t k = 0; k < 2; ++k) {
+#pragma unroll
+    for (int32_t s = 0; s < 4; ++s) {
+      words[k][s] = load_shared_word(record + k * 8 * kIndexRecordBytes + quad * 16 + s * 4);
+    }
+  }
+#pragma unroll
+  for (int32_t k = 0; k < 2; ++k) {
+    const uint4 table = load_shared_16(tables + (k == 0 ? below & 0xFF : below >> 16));
+#pragma unroll
+    for (int32_t s = 0; s < 4; ++s) {
+      const uint32_t word = words[k][s];
+      const uint32_t magnitude = word & 0x77777777U;
+      codes[s][k] = twice_and(pick_bytes(table.x, table.y, word), two,
+                              pick_bytes(table.z, table.w, magnitude));
+      codes[s][k + 2] = twice_and(pick_bytes(table.x, table.y, upper_half(word)), two,
+                                  pick_bytes(table.z, table.w, upper_half(magnitude)));
+    }
+  }
+}
+
+// Adds what 8 heads make of 64 keys, 16 at a time, to sums [upper 8, lower 8] of each 16.
+__device__ __forceinline__ void even_products(const uint32_t (&codes)[4][4][4],
+                                              const uint32_t (&query)[8], float4 terms,
+                                              float (&sums)[4][2]) {
+  constexpr uint32_t kBase[4] = {kSumBase, kSumBase, kSumBase, kSumBase};
+  uint32_t d[4][4];
+#pragma unroll
+  for (int32_t t = 0; t < 4; ++t) {
+    multiply_add_int8(d[t], codes[t][0], query[0], query[1], kBase);
+  }
+#pragma unroll
+  for (int32_t s = 1; s < 4; ++s) {
+#pragma unroll
+    for (int32_t t = 0; t < 4; ++t) {
+      multiply_add_int8(d[t], codes[t][s], query[2 * s], query[2 * s + 1], d[t]);
+    }
+  }
+#pragma unroll
+  for (int32_t t = 0; t < 4; ++t) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const float dot = add_not_negative(__uint_as_float(d[t][i]), i % 2 == 0 ? terms.z : terms.w);
+      sums[t][i / 2] = fmaf(dot, i % 2 == 0 ? terms.x : terms.y, sums[t][i / 2]);
+    }
+  }
+}
+
+// Adds what 32 heads make of 16 keys to sums [upper 8, lower 8].
+__device__ __forceinline__ void lone_products(const uint32_t (&codes)[4][4],
+                                              const uint32_t (&query)[4][8],
+                                              const float4 (&terms)[4], float (&sums)[2]) {
+  constexpr uint32_t kBase[4] = {kSumBase, kSumBase, kSumBase, kSumBase};
+  uint32_t d[4][4];
+#pragma unroll
+  for (int32_t j = 0; j < 4; ++j) {
+    multiply_add_int8(d[j], codes[0], query[j][0], query[j][1], kBase);
+  }
+#pragma unroll
+  for (int32_t s = 1; s < 4; ++s) {
+#pragma unroll
+    for (int32_t j = 0; j < 4; ++j) {
+      multiply_add_int8(d[j], codes[s], query[j][2 * s], query[j][2 * s + 1], d[j]);
+    }
+  }
+#pragma unroll
+  for (int32_t j = 0; j < 4; ++j) {
+#pragma unroll
+    for (int32_t i = 0; i < 4; ++i) {
+      const float dot =
+          add_not_negative(__uint_as_float(d[j][i]), i % 2 == 0 ? terms[j].z : terms[j].w);
+      sums[i / 2] = fmaf(dot, i % 2 == 0 ? terms[j].x : terms[j].y, sums[i / 2]);
     }
   }
 }

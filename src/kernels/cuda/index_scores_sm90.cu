@@ -5,7 +5,7 @@
 //
 // Design: both operands are fp4 times a power of two for each 32 channels: small integers, as long
 // as the scales of a key (or of a head's query) lie within 2^3 of its largest. They are multiplied
-// as bytes, exactly, over all 128 channels at once (index_keys.cuh), by mma.sync: a warp takes 32
+// as bytes, exactly, over all 128 channels at once (index_keys.cuh), by mma.sync: a warp takes 64
 // keys, a thread has 8 heads of each of its keys and adds them by itself. The order of channels
 // along the sum is free, so a thread holds one group of a key and needs one scale. A sum begins at
 // the bits of 1.5; its own bits then are a float, and one saturating addition takes the 1.5 off
@@ -14,23 +14,35 @@
 // beside it.
 //
 // Each warp brings its own tiles through a ring by bulk copies, and reads the next one's place in
-// the page table 32 tiles ahead. Blocks find their share on the device (index_share.cuh): a launch
+// the page table 32 tiles ahead. A lone row's query stays in registers and meets 16 keys at a time,
+// so that products follow each other with the same keys (with the same heads 3 us more);
+// several rows each meet the 64 keys that were unpacked once. Halves of words are taken off by the
+// pipe of integer products, which has room. The largest of every 64 scores of a long row is left
+// for the selection. Blocks find their share on the device (index_share.cuh): a launch
 // knows only how long a sequence may get. Rows that share their keys share the unpacking.
 //
-// Measured on one H200, the selection included: 157 us for 64 sequences of 64k keys, 70 us for one
-// row of 1M keys; the scores of 64 rows over 4k of context 17 us inside a step.
+// Measured on one H200, the selection included: 119 us for 64 sequences of 64k keys (the scores
+// 103), 178 with two rows each, 56 us for one row of 1M keys.
 //
-// What it costs where scales differ by more than 2^3: 500 us for 64 sequences of 64k keys if nearly
-// every tile has such a key.
+// What it costs where scales differ by more than 2^3: about three times as much if nearly every
+// tile has such a key (500 us for 64 sequences of 64k keys when it was 157).
 //
 // Tried: the same by wgmma in E4M3, each group in an accumulator of its own, scaled in f32 (152 us
 // for 64 sequences of 64k keys instead of 119, the scores alone: 96 instructions a thread for
 // scaling and adding); queries held in shared memory and 20 or 24 warps a multiprocessor instead of
 // 16 (122, 121); unpacking the next keys between the products of these (114, but more code); the
 // same integers by wgmma with queries in shared memory (one sequence: 4,096 rows in 4.44 ms instead
-// of 4.67, 64 rows 106 us for 112; 64 sequences 164 for 155, 8 of 1M keys 313 for 297). None of it
-// moves the limit: issue slots are half empty (ncu), and many rows of the same keys take 14
-// cycles of a quarter for each product, where products alone take 7.
+// of 4.67, 64 rows 106 us for 112; 64 sequences 164 for 155, 8 of 1M keys 313 for 297); tiles of 32
+// keys with all their ways around them (121 us for the scores of 64 sequences: 500 instructions a
+// warp and 32 keys, now 385); keys by registers and queries by shared memory to wgmma, four warps'
+// 16 keys at once (119: sums must be set before each product); the largest score of every 32 (9 us
+// longer than of 64).
+//
+// What limits now: 64 keys take 1,340 cycles of a quarter of a multiprocessor, where memory would
+// give 920. Issue slots are 56 % full, and warps are ready: an mma.sync of bytes keeps the issue
+// of all others back (alone 6 cycles; 4 with 8 byte permutes 31, where the two alone take 24 and
+// 16; wgmma from registers 16 and 16 together 26). So the 64 products of a tile add to its 275
+// instructions of the integer pipe, at 2 cycles each, rather than hide behind them.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -48,7 +60,8 @@ namespace {
 constexpr uint32_t kTileBytes = kTileKeys * kIndexRecordBytes;
 constexpr uint32_t kGranuleBytes = kIndexPoolBlock * kIndexRecordBytes;
 constexpr int32_t kTileGranules = kTileKeys / kIndexPoolBlock;
-constexpr int32_t kStages = 3;  // of each warp
+constexpr int32_t kStages = 2;     // of each warp
+constexpr int32_t kStepKeys = 32;  // that are unpacked at once
 constexpr int32_t kHeadTile = 32;
 constexpr uint32_t kQueryTileBytes = kHeadTile * kIndexWidth;
 
@@ -64,10 +77,11 @@ struct Layout {
   static constexpr uint32_t kQueryAt = 0;  // [row][head / 8][half][lane] 16 bytes
   static constexpr uint32_t kKeysAt = kRows * kHeadTiles * kQueryTileBytes;
   static constexpr uint32_t kTermsAt = kKeysAt + kWarps * kStages * kTileBytes;
-  static constexpr uint32_t kResidualAt = kTermsAt + kRows * kHeads * 8;  // [row][group][head]
-  static constexpr uint32_t kBarriersAt = kResidualAt + kRows * kHeads * 16;
-  static constexpr uint32_t kCountsAt = kBarriersAt + kWarps * kStages * 8;  // [2][rows]
-  static constexpr uint32_t kBytes = kCountsAt + kIndexRowsMax * 8 + 128;
+  static constexpr uint32_t kResidualAt = kTermsAt + kRows * kHeads * 8;    // [row][group][head]
+  static constexpr uint32_t kTablesAt = kResidualAt + kRows * kHeads * 16;  // of codes
+  static constexpr uint32_t kBarriersAt = kTablesAt + 64;
+  static constexpr uint32_t kCountsAt = kBarriersAt + kWarps * kStages * 8;
+  static constexpr uint32_t kBytes = kCountsAt + kIndexRowsMax * 4 + 128;
 };
 
 // One group of 32 channels of one head's query to integers of 8 bits, 2^3 times its fp4 codes' at
@@ -146,35 +160,28 @@ struct Feeder {
   const IndexRow* row;  // one of the group's
   int32_t begin;
   int32_t end;
-  int32_t hold;      // 32 whole tiles or 8 of pool blocks: sources that the lanes hold
+  int32_t hold;      // 32 whole tiles or 4 of pool blocks: sources that the lanes hold
   int32_t held = 0;  // of these not yet used
   const uint8_t* source = nullptr;
 
-  // The next tile, if there is one, into `stage`, whose reader is done with it.
-  __device__ __forceinline__ void next(uint32_t stage) {
+  // The next tile, if there is one, into `stage`, whose reader is done with it: `loaded` is made of
+  // all that was read.
+  __device__ __forceinline__ void next(uint32_t stage, uint32_t loaded) {
     if (begin >= end) return;
     const int32_t lane = threadIdx.x & 31;
-    if (held == 0) {
-      held = hold;
-      const int32_t mine = hold == 32 ? begin + lane * kChunkKeys
-                                      : begin + lane / kTileGranules * kChunkKeys +
-                                            lane % kTileGranules * kIndexPoolBlock;
-      if (mine < end) {
-        const auto per_page = static_cast<uint32_t>(row->keys.records_per_page);
-        uint32_t entry = mine;
-        if (row->pool != nullptr) entry = row->pool[mine / kIndexPoolBlock] * kIndexPoolBlock;
-        source = row->keys.pool + row->keys.page_table[entry / per_page] * row->keys.page_stride +
-                 entry % per_page * kIndexRecordBytes;
-      }
-    }
+    if (held == 0) find_sources(lane);
     const int32_t from = hold - held;
     --held;
     const uint32_t to = ring + stage * kTileBytes;
-    const uint32_t full = barriers + stage * 8;
+    const uint32_t full = behind_loads(barriers + stage * 8, loaded);
     if (hold == 32) {
-      if (lane == from) {
+      const auto bits = reinterpret_cast<uint64_t>(source);
+      const uint32_t low = __shfl_sync(0xFFFFFFFFU, static_cast<uint32_t>(bits), from);
+      const uint32_t high = __shfl_sync(0xFFFFFFFFU, static_cast<uint32_t>(bits >> 32), from);
+      if (elected()) {
         barrier_expect(full, kTileBytes);
-        bulk_load(to, source, kTileBytes, full);
+        bulk_load(to, reinterpret_cast<const uint8_t*>(uint64_t{high} << 32 | low), kTileBytes,
+                  full);
       }
     } else {
       const int32_t granules = blocks_of(min(kTileKeys, end - begin));
@@ -187,7 +194,28 @@ struct Feeder {
     __syncwarp();
     begin += kChunkKeys;
   }
+
+  // Where the next tiles lie, each lane one (or one of a tile's blocks).
+  __device__ __forceinline__ void find_sources(int32_t lane) {
+    held = hold;
+    const int32_t mine = hold == 32 ? begin + lane * kChunkKeys
+                                    : begin + lane / kTileGranules * kChunkKeys +
+                                          lane % kTileGranules * kIndexPoolBlock;
+    if (mine >= end) return;
+    const auto per_page = static_cast<uint32_t>(row->keys.records_per_page);
+    uint32_t entry = mine;
+    if (row->pool != nullptr) entry = row->pool[mine / kIndexPoolBlock] * kIndexPoolBlock;
+    source = row->keys.pool + row->keys.page_table[entry / per_page] * row->keys.page_stride +
+             entry % per_page * kIndexRecordBytes;
+  }
 };
+
+// The largest of a warp's scores, none of which is NaN, as sortable() has it.
+__device__ __forceinline__ uint32_t largest_of(float score) {
+  const auto bits = static_cast<int32_t>(__float_as_uint(score + 0.0F));  // -0 is 0
+  const int32_t ordered = bits ^ (bits >> 31 & 0x7FFFFFFF);
+  return static_cast<uint32_t>(__reduce_max_sync(0xFFFFFFFFU, ordered)) ^ 0x80000000U;
+}
 
 __device__ __forceinline__ int32_t uniform(int32_t x) { return __shfl_sync(0xFFFFFFFFU, x, 0); }
 
@@ -199,14 +227,19 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
   extern __shared__ uint8_t shared_bytes[];
   __shared__ Share share;
   __shared__ int32_t warp_totals[kWarps];
+  __shared__ uint32_t largest[kRows][kWarps];  // of a warp's first 32 keys
   __shared__ int32_t scored[kRows + 1];  // entries of a row x 2^8 + its eights of uneven heads
   const uint32_t shared = (shared_address(shared_bytes) + 127U) & ~127U;
-  auto* const counts = reinterpret_cast<uint32_t*>(
-      shared_bytes + (shared - shared_address(shared_bytes)) + L::kCountsAt);
+  uint8_t* const base = shared_bytes + (shared - shared_address(shared_bytes));
+  auto* const counts = reinterpret_cast<uint32_t*>(base + L::kCountsAt);
   const auto thread = static_cast<int32_t>(threadIdx.x);
   if (thread < kWarps * kStages) barrier_init(shared + L::kBarriersAt + thread * 8, 1);
+  if (thread < 4) store_shared(shared + L::kTablesAt + thread * 16, code_table(thread));
   if (thread < kWarps * kStages) barrier_init_fence();
-  find_share<kRows>(p, counts, counts + kIndexRowsMax, warp_totals, &share);
+  // Groups lie where keys come to later.
+  find_share<kRows>(p, counts, reinterpret_cast<uint32_t*>(base + L::kKeysAt), warp_totals, &share);
+  fence_async_proxy();
+  __syncthreads();
 
   const int32_t lane = thread & 31;
   const int32_t quad = lane & 3;
@@ -241,7 +274,7 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
         described.pool == nullptr && described.keys.records_per_page % kTileKeys == 0;
     Feeder feeder = {ring, barriers, &described, own_begin, end, whole ? 32 : 32 / kTileGranules};
     for (int32_t i = 0; i < kStages; ++i) {
-      feeder.next(stage + i < kStages ? stage + i : stage + i - kStages);
+      feeder.next(stage + i < kStages ? stage + i : stage + i - kStages, 0);
     }
     if (thread < rows) {
       scored[thread] = static_cast<int32_t>((counts[first_row + thread] & ~kGroupBegin) << 8);
@@ -254,16 +287,29 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
                                &scored[slot]);
     }
     __syncthreads();
-    const auto take = [&](PackedKeys& packed, Keys& keys) {
-      barrier_wait(barriers + stage * 8, parity);
-      packed.load(ring + stage * kTileBytes + (lane >> 2) * kIndexRecordBytes, quad, keys);
-      __syncwarp();
-      feeder.next(stage);
-      parity ^= stage + 1 == kStages ? 1 : 0;
-      stage = stage + 1 == kStages ? 0 : stage + 1;
+    const auto largest_at = [&](int32_t slot, int32_t entry) {
+      return p.scratch.largest + (first_row + slot) * (p.scratch.stride / kIndexGroup) +
+             entry / kIndexGroup;
     };
-    const auto finish = [&](const Keys& keys, const float(&sums)[2][2], int32_t slot, int32_t begin,
-                            int32_t row_count) {
+    const auto store = [&](int32_t slot, int32_t row_count, int32_t entry, float score) {
+      const int32_t row = first_row + slot;
+      if (entry < row_count) p.scratch.scores[row * p.scratch.stride + entry] = score;
+      if (kPool) {
+        // 8 keys a block: those that threads of the same place in their quads finish.
+        float best = entry < row_count ? score : -INFINITY;
+        best = best != best ? -INFINITY : best;
+        best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 4));
+        best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 8));
+        best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 16));
+        const int32_t block = entry / kIndexPoolBlock;
+        if (lane < 4 && block < blocks_of(row_count)) {
+          if (block == blocks_of(row_count) - 1) best = INFINITY;  // the newest is forced in
+          p.scratch.block_scores[row * (p.scratch.stride / kIndexPoolBlock) + block] = best;
+        }
+      }
+    };
+    const auto finish = [&](const uint32_t(&scales)[2], const float(&sums)[2][2], int32_t slot,
+                            int32_t begin, int32_t row_count) {
       // Of the four keys of a quad each thread finishes one.
       float own[2];
 #pragma unroll
@@ -273,22 +319,19 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
       }
       float score = high ? own[1] : own[0];
       score += __shfl_xor_sync(0xFFFFFFFFU, high ? own[0] : own[1], 2);
-      const uint32_t scale = high ? keys.largest[1] : keys.largest[0];
+      const uint32_t scale = high ? scales[1] : scales[0];
       score *= __uint_as_float(odd ? (scale & 0xFF0000U) << 7 : scale << 23);
-      const int32_t row = first_row + slot;
       const int32_t entry = begin + (lane >> 2) + quad * 8;
-      if (entry < row_count) p.scratch.scores[row * p.scratch.stride + entry] = score;
-      if (kPool) {
-        // 8 keys a block: those that threads of the same place in their quads finish.
-        float best = entry < row_count ? score : -INFINITY;
-        best = best != best ? -INFINITY : best;
-        best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 4));
-        best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 8));
-        best = fmaxf(best, __shfl_xor_sync(0xFFFFFFFFU, best, 16));
-        const int32_t block = begin / kIndexPoolBlock + quad;
-        if (lane < 4 && block < blocks_of(row_count)) {
-          if (block == blocks_of(row_count) - 1) best = INFINITY;  // the newest is forced in
-          p.scratch.block_scores[row * (p.scratch.stride / kIndexPoolBlock) + block] = best;
+      store(slot, row_count, entry, score);
+      if (row_count > kDirectEntries) {
+        const uint32_t best = largest_of(fmaxf(-INFINITY, entry < row_count ? score : -INFINITY));
+        if (lane == 0) {
+          // The first 32 wait for the others, if there are others.
+          uint32_t& earlier = largest[slot][warp];
+          const bool second = (begin & kStepKeys) != 0;
+          const uint32_t both = second ? max(best, earlier) : best;
+          earlier = best;
+          if (second || begin + kStepKeys >= row_count) *largest_at(slot, begin) = both;
         }
       }
     };
@@ -313,12 +356,11 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
         add_heads(dots, terms, sums);
       }
     };
-    uint32_t query[4][8];  // of one row and 32 heads
-    int32_t query_of = -1;
-    for (int32_t begin = own_begin; begin < end; begin += kChunkKeys) {
+    // 32 keys for all rows; what was loaded of them.
+    const auto step = [&](int32_t begin, uint32_t record) {
       Keys keys;
       PackedKeys packed;
-      take(packed, keys);
+      packed.load(record, quad, keys);
 #pragma unroll
       for (int32_t j = 0; j < 4; ++j) packed.unpack(j / 2, j % 2, two, keys);
       int32_t next = uniform(scored[0]);
@@ -328,31 +370,128 @@ __global__ void __launch_bounds__(kScoreThreads, 2)
         next = uniform(scored[slot + 1]);
         if (row_count <= begin) continue;
         float sums[2][2] = {};  // [16 keys][upper 8, lower 8]
-#pragma unroll
+#pragma unroll 1
         for (int32_t h = 0; h < L::kHeadTiles; ++h) {
-          if (uneven != 0) {
-            add_uneven(keys, uneven, slot, h, sums);
-            continue;
-          }
-          const int32_t tile = slot * L::kHeadTiles + h;
-          const uint32_t query_at = shared + L::kQueryAt + tile * kQueryTileBytes;
-          const uint32_t terms_at =
-              shared + L::kTermsAt + (slot * kHeads + h * kHeadTile) * 8 + quad * 16;
-          if (tile != query_of) {
-            query_of = tile;
-#pragma unroll
-            for (int32_t j = 0; j < 4; ++j) load_query(query_at + j * 1024, query[j]);
-          }
-#pragma unroll
-          for (int32_t j = 0; j < 4; ++j) {
-            const float4 terms = load_shared_floats(terms_at + j * 64);
-            float dots[2][4];
-            products(keys, query[j], terms, dots);
-            add_heads(dots, terms, sums);
-          }
+          add_uneven(keys, uneven, slot, h, sums);
         }
-        finish(keys, sums, slot, begin, row_count);
+        finish(keys.largest, sums, slot, begin, row_count);
       }
+      return keys.loaded();
+    };
+    const auto finish_tile = [&](const TileScales& scales, const float(&sums)[kTileKeys / 16][2],
+                                 int32_t slot, int32_t begin, int32_t row_count, uint32_t* loaded) {
+      // Of the eight keys of a quad each thread finishes two.
+      float best = -INFINITY;
+      float own[kTileKeys / 16];
+#pragma unroll
+      for (int32_t t = 0; t < kTileKeys / 16; ++t) {
+        own[t] = odd ? sums[t][1] : sums[t][0];
+        own[t] += __shfl_xor_sync(0xFFFFFFFFU, odd ? sums[t][0] : sums[t][1], 1);
+      }
+#pragma unroll
+      for (int32_t t = 0; t < kTileKeys / 32; ++t) {
+        float score = high ? own[2 * t + 1] : own[2 * t];
+        score += __shfl_xor_sync(0xFFFFFFFFU, high ? own[2 * t] : own[2 * t + 1], 2);
+        const uint32_t scale = high ? scales.largest[2 * t + 1] : scales.largest[2 * t];
+        score *= __uint_as_float(odd ? (scale & 0xFF0000U) << 7 : scale << 23);
+        const int32_t entry = begin + t * 32 + (lane >> 2) + quad * 8;
+        store(slot, row_count, entry, score);
+        best = fmaxf(best, entry < row_count ? score : -INFINITY);
+        *loaded |= __float_as_uint(score);
+      }
+      if (row_count > kDirectEntries) {
+        const uint32_t all = largest_of(best);
+        if (lane == 0) *largest_at(slot, begin) = all;
+      }
+    };
+    // 64 keys for a lone row of 32 heads, whose query stays in registers.
+    const auto lone_tile = [&](int32_t begin, uint32_t record, int32_t row_count,
+                               const uint32_t(&query)[4][8], uint32_t* loaded) {
+      TileScales scales;
+      if (scales.load(record, quad)) return false;
+      float sums[kTileKeys / 16][2] = {};
+      float4 terms[4];
+#pragma unroll
+      for (int32_t t = 0; t < kTileKeys / 16; ++t) {
+        uint32_t codes[4][4];
+        unpack_even(record + t * 16 * kIndexRecordBytes, quad, scales.below[t],
+                    shared + L::kTablesAt, two, codes);
+#pragma unroll
+        for (int32_t j = 0; j < 4; ++j) {
+          if (t % 2 == 0) terms[j] = load_shared_floats(shared + L::kTermsAt + quad * 16 + j * 64);
+        }
+        lone_products(codes, query, terms, sums[t]);
+      }
+      finish_tile(scales, sums, 0, begin, row_count, loaded);
+      return true;
+    };
+    // 64 keys for all rows, where no group of a key or a query is uneven.
+    const auto even_tile = [&](int32_t begin, uint32_t record, uint32_t* loaded) {
+      TileScales scales;
+      if (scales.load(record, quad)) return false;
+      constexpr int32_t kSteps = kTileKeys / 16;
+      uint32_t codes[kSteps][4][4];
+#pragma unroll
+      for (int32_t t = 0; t < kSteps; ++t) {
+        unpack_even(record + t * 16 * kIndexRecordBytes, quad, scales.below[t],
+                    shared + L::kTablesAt, two, codes[t]);
+      }
+#pragma unroll 1
+      for (int32_t slot = 0; slot < rows; ++slot) {
+        const int32_t row_count = uniform(scored[slot]) >> 8;
+        if (row_count <= begin) continue;
+        const uint32_t query_at = shared + L::kQueryAt + slot * L::kHeadTiles * kQueryTileBytes;
+        const uint32_t terms_at = shared + L::kTermsAt + slot * kHeads * 8 + quad * 16;
+        float sums[kSteps][2] = {};
+#pragma unroll
+        for (int32_t j = 0; j < kHeads / 8; ++j) {
+          uint32_t query[8];
+          load_query(query_at + j * 1024, query);
+          const float4 terms = load_shared_floats(terms_at + j * 64);
+          even_products(codes, query, terms, sums);
+        }
+        finish_tile(scales, sums, slot, begin, row_count, loaded);
+      }
+      return true;
+    };
+    int32_t uneven_heads = 0;
+    for (int32_t slot = 0; slot < rows; ++slot) uneven_heads |= scored[slot] & 0xFF;
+    const bool even = uniform(uneven_heads) == 0;
+    const auto all_tiles = [&](const auto& tile, const auto& otherwise) {
+      for (int32_t begin = own_begin; begin < end; begin += kChunkKeys) {
+        barrier_wait(barriers + stage * 8, parity);
+        const uint32_t record = ring + stage * kTileBytes + (lane >> 2) * kIndexRecordBytes;
+        uint32_t loaded = 0;
+        if (!tile(begin, record, &loaded)) {
+#pragma unroll 1
+          for (int32_t at = 0; at < kTileKeys && begin + at < end; at += kStepKeys) {
+            loaded |= step(begin + at, record + at * kIndexRecordBytes);
+          }
+          otherwise();
+        }
+        __syncwarp();
+        feeder.next(stage, loaded);
+        parity ^= stage + 1 == kStages ? 1 : 0;
+        stage = stage + 1 == kStages ? 0 : stage + 1;
+      }
+    };
+    if (kHeads == 32 && rows == 1 && even) {
+      uint32_t query[4][8];  // no registers of it stay behind the other way
+      const auto load = [&] {
+#pragma unroll
+        for (int32_t j = 0; j < 4; ++j) load_query(shared + L::kQueryAt + j * 1024, query[j]);
+      };
+      load();
+      const int32_t row_count = uniform(scored[0]) >> 8;
+      all_tiles(
+          [&](int32_t begin, uint32_t record, uint32_t* loaded) {
+            return lone_tile(begin, record, row_count, query, loaded);
+          },
+          load);
+    } else {
+      all_tiles([&](int32_t begin, uint32_t record,
+                    uint32_t* loaded) { return even && even_tile(begin, record, loaded); },
+                [] {});
     }
     __syncthreads();
     first_row = next_row;

@@ -1,19 +1,19 @@
-// Exact selection of the best entries and of the candidate pool's blocks.
+// Exact selection of the best entries and of the candidate pool's blocks, a block a row.
 //
-// A sample tells a score that the entries looked for and not many more reach. Every warp of the
-// row's cluster lists those of its own part; the first block gathers the lists, which lie in the
-// order of entries, finds the last chosen key among them digit by digit and writes them ascending;
-// of entries equal to the last one the lower win. Up to 8,192 entries are one block's work. The
-// choice is exact whatever the sample says: where too few reach it, or more than fit (many equal
-// scores), all blocks count all scores digit by digit instead. Counts are integers, so no order of
-// the atomics matters.
+// A row's scores are seen as parts, 1,024 or more, and the largest score of each is found; what as
+// many of these as are looked for reach, at least so many scores reach, and where large scores lie
+// apart not many more (some 710 where 512 are looked for). So the threshold needs no guess. Of more
+// than 32,768 entries the scores' kernel leaves the largest of every 64, and only the scores of
+// groups whose largest one reaches the threshold are read. Among these candidates the last chosen
+// one is found by halving; of those equal to it the lower entries win, and a place in the result
+// is a count of bits in front of it, so candidates may be found in any order. Where they are more
+// than 4,096 (many equal scores) the last chosen key is found digit by digit among all. Counts are
+// integers, so no order of the atomics matters.
 //
-// Measured on one H200: 18.5 us for 64 rows over 4k of context inside a step, where it began with
-// counts in memory at 85.
-// Finding the sample's threshold bit by bit took 6 us longer for 64 rows of 64k scores, a sample
-// of 8,192 instead of 4,096 the same for 128 rows of 4k: scores share few first digits, and atomics
-// on one address wait for each other.
-#include <cooperative_groups.h>
+// Tried: halving by one warp for all instead of by the block (2 to 3 times as long); candidates
+// listed in order, each warp twice through its part (25,000 cycles instead of 10,000 for a row of
+// 64k). Code that runs once comes slowly: long unrolled ways cost more than the loads that they
+// overlap.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -26,66 +26,177 @@
 namespace galley::kernels::cuda {
 namespace {
 
-constexpr int32_t kSelectThreads = 512;
+constexpr int32_t kSelectThreads = 1024;
 constexpr int32_t kSelectWarps = kSelectThreads / 32;
 constexpr int32_t kBins = 2048;
-constexpr int32_t kBinBits = 11;
-// Scores that tell where the last chosen one may lie: of many, more.
-constexpr int32_t kSample = 4096;
-constexpr int32_t kFewSampled = 2048;
-constexpr int32_t kManyEntries = 131072;
-constexpr int32_t kListEntries = 256;   // candidates that a warp holds
-constexpr int32_t kGatheredMax = 7168;  // those that one CTA finishes for its cluster
-constexpr int32_t kAloneMax = 8192;     // entries from which one CTA chooses without its cluster
+constexpr int32_t kCandidatesMax = 4096;  // that a row's choice is made among
+constexpr int32_t kGroupsMax = 2048;      // of kIndexGroup entries, that are looked through
+constexpr int32_t kEachMax = kCandidatesMax / kSelectThreads;
 
 struct SelectShared {
-  uint32_t histogram[kBins];  // of this CTA
-  uint32_t total[kBins];      // of the cluster
-  uint32_t list_key[kSelectWarps][kListEntries];
-  int32_t list_entry[kSelectWarps][kListEntries];
-  uint32_t gathered_key[kGatheredMax];
-  int32_t gathered_entry[kGatheredMax];
-  int32_t list_begin[kSelectThreads];  // of the cluster's lists, one after the other
-  int32_t warp_kept[kSelectWarps];     // negative: more than the list holds
-  int32_t warp_counts[kSelectWarps];
-  uint32_t warp_sums[kSelectWarps];
+  uint32_t key[kCandidatesMax];
+  int32_t entry[kCandidatesMax];
+  int32_t groups[kGroupsMax];  // that have candidates, ascending
+  uint2 member[kGroupsMax];    // which of each are looked at
+  int32_t before[kGroupsMax];  // how many of the groups before
+  uint32_t histogram[kBins];
+  bool beyond[kCandidatesMax];  // equals the last one, but comes too late
+  int32_t candidates;
   uint32_t warp_above[kSelectWarps];
   uint32_t warp_equal[kSelectWarps];
-  uint32_t above;  // of this CTA, read by the others
-  uint32_t equal;
   int32_t found_bin;
   uint32_t found_above;
-  uint32_t found_count;
 };
 
-// The bin that holds the `wanted`-th largest of counts [kBins], and how many lie in bins above.
-__device__ __forceinline__ void find_bin(SelectShared& s, const uint32_t* counts, uint32_t wanted) {
+// What is chosen: the `keep` best of `count` scores, keep < count, in order.
+struct Choice {
+  const float* scores;
+  const uint32_t* largest;  // of every kIndexGroup scores, or null
+  const int32_t* blocks;    // of the pool that they are of, or null
+  int32_t* chosen;
+  int32_t count;
+  int32_t keep;
+
+  __device__ __forceinline__ void put(int32_t place, int32_t entry) const {
+    chosen[place] = blocks == nullptr ? entry
+                                      : blocks[entry / kIndexPoolBlock] * kIndexPoolBlock +
+                                            entry % kIndexPoolBlock;
+  }
+};
+
+__device__ __forceinline__ int32_t lane_id() { return static_cast<int32_t>(threadIdx.x & 31); }
+__device__ __forceinline__ int32_t warp_id() { return static_cast<int32_t>(threadIdx.x / 32); }
+__device__ __forceinline__ uint32_t key_of(float score) { return sortable(score); }
+__device__ __forceinline__ uint32_t key_of(uint32_t key) { return key; }
+
+// A value that at least `keep` of all threads' values reach, `kOwn` of each thread, and as few more
+// as `slack`, if such a value is found: between `low`, which enough reach, and `high`. How many
+// reach it, or -1, comes with it.
+template <int kOwn>
+__device__ __forceinline__ int2 bisect(const uint32_t (&value)[kOwn], uint32_t low, uint32_t high,
+                                       int32_t keep, int32_t slack) {
+  int32_t reach = -1;
+  while (low < high) {
+    const uint32_t middle = low + (high - low) / 2 + 1;
+    int32_t own = 0;
+#pragma unroll
+    for (int32_t i = 0; i < kOwn; ++i) own += value[i] >= middle ? 1 : 0;
+    int32_t count = __syncthreads_count(own & 1);
+#pragma unroll
+    for (int32_t bit = 1; 1 << bit <= kOwn; ++bit) {
+      count += __syncthreads_count(own >> bit & 1) << bit;
+    }
+    if (count >= keep) {
+      low = middle;
+      reach = count;
+      if (count <= keep + slack) break;
+    } else {
+      high = middle - 1;
+    }
+  }
+  return make_int2(static_cast<int32_t>(low), reach);
+}
+
+// Smallest and largest of all threads' values.
+__device__ __forceinline__ uint2 block_range(SelectShared& s, uint32_t low, uint32_t high) {
+  low = __reduce_min_sync(0xFFFFFFFFU, low);
+  high = __reduce_max_sync(0xFFFFFFFFU, high);
+  if (lane_id() == 0) {
+    s.warp_above[warp_id()] = low;
+    s.warp_equal[warp_id()] = high;
+  }
+  __syncthreads();
+  low = __reduce_min_sync(0xFFFFFFFFU, s.warp_above[lane_id()]);
+  high = __reduce_max_sync(0xFFFFFFFFU, s.warp_equal[lane_id()]);
+  __syncthreads();
+  return make_uint2(low, high);
+}
+
+// The values [0, count) above `limit`, and the first `ties` of those that equal it, in order:
+// put(place, index, value) of each. Their number. Every warp has a part of all, and reads it again
+// when it knows its places.
+template <int kAhead, class Load, class Put>
+__device__ __forceinline__ int32_t pick(SelectShared& s, int32_t count, uint32_t limit,
+                                        uint32_t ties, const Load& load, const Put& put) {
+  const int32_t lane = lane_id();
+  const int32_t warp = warp_id();
+  const uint32_t lower = (1U << lane) - 1U;
+  const int32_t lines = (count + kSelectThreads - 1) / kSelectThreads;  // of each warp
+  const int32_t first = warp * lines * 32 + lane;
+  const auto each = [&](const auto& use) {
+#pragma unroll 1
+    for (int32_t line = 0; line < lines; line += kAhead) {
+      decltype(load(0)) value[kAhead];
+#pragma unroll
+      for (int32_t j = 0; j < kAhead; ++j) value[j] = load(min(first + (line + j) * 32, count - 1));
+#pragma unroll
+      for (int32_t j = 0; j < kAhead; ++j) {
+        const int32_t i = first + (line + j) * 32;
+        const bool valid = line + j < lines && i < count;
+        const uint32_t key = key_of(value[j]);
+        use(i, key, __ballot_sync(0xFFFFFFFFU, valid && key > limit),
+            __ballot_sync(0xFFFFFFFFU, valid && key == limit));
+      }
+    }
+  };
+  uint32_t above = 0;
+  uint32_t equal = 0;
+  each([&](int32_t, uint32_t, uint32_t higher, uint32_t same) {
+    above += __popc(higher);
+    equal += __popc(same);
+  });
+  if (lane == 0) {
+    s.warp_above[warp] = above;
+    s.warp_equal[warp] = equal;
+  }
+  __syncthreads();
+  const uint32_t aboves = s.warp_above[lane];
+  const uint32_t equals = s.warp_equal[lane];
+  uint32_t above_before = __reduce_add_sync(0xFFFFFFFFU, lane < warp ? aboves : 0);
+  uint32_t equal_before = __reduce_add_sync(0xFFFFFFFFU, lane < warp ? equals : 0);
+  const uint32_t all =
+      __reduce_add_sync(0xFFFFFFFFU, aboves) + min(ties, __reduce_add_sync(0xFFFFFFFFU, equals));
+  if (above + equal != 0) {
+    each([&](int32_t i, uint32_t key, uint32_t higher, uint32_t same) {
+      const uint32_t my_above = above_before + __popc(higher & lower);
+      const uint32_t my_equal = equal_before + __popc(same & lower);
+      if ((higher >> lane & 1) != 0 || ((same >> lane & 1) != 0 && my_equal < ties)) {
+        put(static_cast<int32_t>(my_above + min(my_equal, ties)), i, key);
+      }
+      above_before += __popc(higher);
+      equal_before += __popc(same);
+    });
+  }
+  __syncthreads();  // what was put is there, and the counts have been read
+  return static_cast<int32_t>(all);
+}
+
+// The bin that holds the `wanted`-th largest of the histogram, and how many lie in bins above.
+__device__ __forceinline__ void find_bin(SelectShared& s, uint32_t wanted) {
   constexpr int32_t kOwn = kBins / kSelectThreads;
   const auto thread = static_cast<int32_t>(threadIdx.x);
   uint32_t own[kOwn];  // from the highest bin down
   uint32_t sum = 0;
 #pragma unroll
   for (int32_t i = 0; i < kOwn; ++i) {
-    own[i] = counts[kBins - 1 - kOwn * thread - i];
+    own[i] = s.histogram[kBins - 1 - kOwn * thread - i];
     sum += own[i];
   }
   const uint32_t mine = sum;
 #pragma unroll
   for (int32_t offset = 1; offset < 32; offset *= 2) {
     const uint32_t before = __shfl_up_sync(0xFFFFFFFFU, sum, offset);
-    if ((thread & 31) >= offset) sum += before;
+    if (lane_id() >= offset) sum += before;
   }
-  if ((thread & 31) == 31) s.warp_sums[thread / 32] = sum;
+  if (lane_id() == 31) s.warp_above[warp_id()] = sum;
   __syncthreads();
-  uint32_t before = sum - mine;
-#pragma unroll
-  for (int32_t w = 0; w < kSelectWarps; ++w) before += w < thread / 32 ? s.warp_sums[w] : 0;
+  uint32_t before = lane_id() < warp_id() ? s.warp_above[lane_id()] : 0;
+  before = __reduce_add_sync(0xFFFFFFFFU, before) + sum - mine;
   if (before < wanted && wanted <= before + mine) {
     for (int32_t i = 0; i < kOwn; ++i) {
       if (wanted <= before + own[i]) {
         s.found_bin = kBins - 1 - kOwn * thread - i;
         s.found_above = before;
-        s.found_count = own[i];
         break;
       }
       before += own[i];
@@ -94,388 +205,296 @@ __device__ __forceinline__ void find_bin(SelectShared& s, const uint32_t* counts
   __syncthreads();
 }
 
-// A key that about `keep` of all keys reach, a few more rather than less: from a sample, the same
-// in every CTA of the row.
-__device__ __forceinline__ uint32_t likely_threshold(SelectShared& s, const float* scores,
-                                                     int32_t count, int32_t keep) {
-  constexpr int32_t kOwn = kSample / kSelectThreads;
+// The last chosen key digit by digit, over all scores, where candidates are too many; and how many
+// of those that equal it are chosen.
+__device__ __forceinline__ uint2 descend(SelectShared& s, const Choice& c) {
   const auto thread = static_cast<int32_t>(threadIdx.x);
-  const int32_t sample = min(count, count <= kManyEntries ? kFewSampled : kSample);
-  const float step = static_cast<float>(count) / static_cast<float>(sample);  // 1: every one
-  float value[kOwn];
-#pragma unroll
-  for (int32_t j = 0; j < kOwn; ++j) {
-    const int32_t i = j * kSelectThreads + thread;
-    const int32_t at = min(count - 1, static_cast<int32_t>(static_cast<float>(i) * step));
-    value[j] = i < sample ? __ldcg(scores + at) : 0.0F;
-  }
-  auto wanted = static_cast<uint32_t>(keep);
-  if (sample < count) {
-    // Five deviations more than the sample is expected to have.
-    const float expected =
-        static_cast<float>(keep) * static_cast<float>(sample) / static_cast<float>(count);
-    wanted = static_cast<uint32_t>(expected + 5.0F * sqrtf(expected) + 3.0F);
-  }
+  auto wanted = static_cast<uint32_t>(c.keep);
   uint32_t prefix = 0;
-#pragma unroll
-  for (int32_t digit = 0; digit < 2; ++digit) {
+  int32_t bits = 32;  // of the key that are open
+  while (bits > 0) {
+    const int32_t rest = max(0, bits - 11);
     for (int32_t i = thread; i < kBins; i += kSelectThreads) s.histogram[i] = 0;
     __syncthreads();
-#pragma unroll
-    for (int32_t j = 0; j < kOwn; ++j) {
-      const uint32_t key = sortable(value[j]);
-      if (j * kSelectThreads + thread >= sample) continue;
-      if (digit == 0) {
-        atomicAdd(&s.histogram[key >> 21], 1U);
-      } else if (key >> 21 == prefix) {
-        atomicAdd(&s.histogram[key >> 10 & (kBins - 1)], 1U);
+    for (int32_t i = thread; i < c.count; i += kSelectThreads) {
+      const uint32_t key = sortable(c.scores[i]);
+      if (static_cast<uint64_t>(key) >> bits == prefix) {
+        atomicAdd(&s.histogram[key >> rest & ((1U << (bits - rest)) - 1U)], 1U);
       }
     }
     __syncthreads();
-    find_bin(s, s.histogram, wanted);
-    prefix = prefix << kBinBits | static_cast<uint32_t>(s.found_bin);
-    wanted -= s.found_above;
-  }
-  return prefix << 10;
-}
-
-// The histogram of all CTAs that choose.
-__device__ __forceinline__ const uint32_t* reduce_histograms(
-    cooperative_groups::cluster_group cluster, SelectShared& s, bool alone) {
-  if (alone) {
-    __syncthreads();
-    return s.histogram;
-  }
-  cluster.sync();
-  const auto ranks = static_cast<int32_t>(cluster.num_blocks());
-  const int32_t share = kBins / ranks;
-  for (int32_t i = threadIdx.x; i < share; i += kSelectThreads) {
-    const int32_t bin = static_cast<int32_t>(cluster.block_rank()) * share + i;
-    uint32_t sum = 0;
-    for (int32_t r = 0; r < ranks; ++r) sum += *cluster.map_shared_rank(&s.histogram[bin], r);
-    for (int32_t r = 0; r < ranks; ++r) *cluster.map_shared_rank(&s.total[bin], r) = sum;
-  }
-  cluster.sync();
-  return s.total;
-}
-
-// The candidates of all `ranks` CTAs in order into the first one's memory. Their number; fewer
-// than `keep`, or -1, in every CTA where they are not what is looked for.
-__device__ __forceinline__ int32_t gather(cooperative_groups::cluster_group cluster,
-                                          SelectShared& s, int32_t ranks, int32_t keep) {
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  const int32_t lane = thread & 31;
-  const bool alone = ranks == 1;
-  const auto meet = [&] {
-    if (alone) {
-      __syncthreads();
-    } else {
-      cluster.sync();
-    }
-  };
-  meet();
-  int32_t kept = 0;
-  if (thread < ranks * kSelectWarps) {
-    const int32_t* const there = &s.warp_kept[thread % kSelectWarps];
-    kept = alone ? *there : *cluster.map_shared_rank(there, thread / kSelectWarps);
-  }
-  const bool lost = __syncthreads_or(kept < 0 ? 1 : 0) != 0;
-  int32_t up_to = kept;
-#pragma unroll
-  for (int32_t offset = 1; offset < 32; offset *= 2) {
-    const int32_t other = __shfl_up_sync(0xFFFFFFFFU, up_to, offset);
-    if (lane >= offset) up_to += other;
-  }
-  if (lane == 31) s.warp_counts[thread / 32] = up_to;
-  __syncthreads();
-  int32_t total = 0;
-  int32_t before = 0;
-#pragma unroll
-  for (int32_t w = 0; w < kSelectWarps; ++w) {
-    if (w == thread / 32) before = total;
-    total += s.warp_counts[w];
-  }
-  if (lost || total > kGatheredMax) return -1;
-  if (total < keep) return total;
-  if (alone || cluster.block_rank() == 0) {
-    s.list_begin[thread] = before + up_to - kept;
-    __syncthreads();
-    constexpr int32_t kAhead = 4;
-    for (int32_t first = thread; first < total; first += kSelectThreads * kAhead) {
-      uint32_t key[kAhead];
-      int32_t entry[kAhead];
-#pragma unroll
-      for (int32_t j = 0; j < kAhead; ++j) {
-        // The last list that begins at or before it: empty ones begin where the next does.
-        const int32_t i = min(first + j * kSelectThreads, total - 1);
-        int32_t list = 0;
-#pragma unroll
-        for (int32_t half = kSelectThreads / 2; half > 0; half /= 2) {
-          if (s.list_begin[list + half] <= i) list += half;
-        }
-        list = min(list, ranks * kSelectWarps - 1);
-        const uint32_t* keys = s.list_key[list % kSelectWarps];
-        const int32_t* entries = s.list_entry[list % kSelectWarps];
-        if (!alone) {
-          keys = cluster.map_shared_rank(keys, list / kSelectWarps);
-          entries = cluster.map_shared_rank(entries, list / kSelectWarps);
-        }
-        key[j] = keys[i - s.list_begin[list]];
-        entry[j] = entries[i - s.list_begin[list]];
-      }
-#pragma unroll
-      for (int32_t j = 0; j < kAhead; ++j) {
-        const int32_t i = first + j * kSelectThreads;
-        if (i >= total) break;
-        s.gathered_key[i] = key[j];
-        s.gathered_entry[i] = entry[j];
-      }
-    }
-  }
-  meet();  // the lists have been read
-  return total;
-}
-
-// A warp's part of the scores, or of the candidates, in order.
-struct Candidates {
-  const float* scores;  // or null
-  const uint32_t* keys;
-  const int32_t* entries;
-  int32_t begin;
-  int32_t end;
-
-  // use(valid, key, entry) by all lanes together.
-  template <class Use>
-  __device__ __forceinline__ void each(const Use& use) const {
-    const int32_t lane = threadIdx.x & 31;
-    if (scores == nullptr) {
-      for (int32_t i = begin; i < end; i += 32) {
-        const bool valid = i + lane < end;
-        use(valid, valid ? keys[i + lane] : 0, valid ? entries[i + lane] : 0);
-      }
-      return;
-    }
-    constexpr int32_t kAhead = 8;
-    for (int32_t i = begin; i < end; i += 32 * kAhead) {
-      float value[kAhead];
-#pragma unroll
-      for (int32_t j = 0; j < kAhead; ++j) {
-        const int32_t entry = i + j * 32 + lane;
-        value[j] = entry < end ? __ldcg(scores + entry) : 0.0F;
-      }
-#pragma unroll
-      for (int32_t j = 0; j < kAhead; ++j) {
-        const int32_t entry = i + j * 32 + lane;
-        use(entry < end, sortable(value[j]), entry);
-      }
-    }
-  }
-};
-
-// This warp's entries from `threshold` on into its list; how many, or -1.
-__device__ __forceinline__ int32_t list_candidates(SelectShared& s, const Candidates& mine,
-                                                   uint32_t threshold) {
-  const int32_t lane = threadIdx.x & 31;
-  const auto warp = static_cast<int32_t>(threadIdx.x) / 32;
-  int32_t kept = 0;
-  constexpr int32_t kAhead = 16;
-  for (int32_t i = mine.begin; i < mine.end; i += 32 * kAhead) {
-    float value[kAhead];
-#pragma unroll
-    for (int32_t j = 0; j < kAhead; ++j) {
-      const int32_t entry = i + j * 32 + lane;
-      value[j] = entry < mine.end ? __ldcg(mine.scores + entry) : 0.0F;
-    }
-#pragma unroll
-    for (int32_t j = 0; j < kAhead; ++j) {
-      const int32_t entry = i + j * 32 + lane;
-      const uint32_t key = sortable(value[j]);
-      const bool candidate = entry < mine.end && key >= threshold;
-      const uint32_t votes = __ballot_sync(0xFFFFFFFFU, candidate);
-      if (votes == 0) continue;
-      if (kept + __popc(votes) > kListEntries) return -1;
-      const int32_t at = kept + __popc(votes & ((1U << lane) - 1U));
-      if (candidate) {
-        s.list_key[warp][at] = key;
-        s.list_entry[warp][at] = entry;
-      }
-      kept += __popc(votes);
-    }
-  }
-  return kept;
-}
-
-__global__ void __launch_bounds__(kSelectThreads, 2) select_kernel(const IndexParameters p) {
-  await_earlier();
-  namespace cg = cooperative_groups;
-  cg::cluster_group cluster = cg::this_cluster();
-  extern __shared__ __align__(16) uint8_t shared_bytes[];
-  SelectShared& s = *reinterpret_cast<SelectShared*>(shared_bytes);
-  auto ranks = static_cast<int32_t>(cluster.num_blocks());
-  const auto rank = static_cast<int32_t>(cluster.block_rank());
-  const auto thread = static_cast<int32_t>(threadIdx.x);
-  const int32_t lane = thread & 31;
-  const int32_t warp = thread / 32;
-  const int32_t row_index = blockIdx.x / ranks;
-  const bool pool = blockIdx.y != 0;
-  const IndexRow& row = p.call.rows[row_index];
-  const int32_t eligible = eligible_of(row);
-  const int32_t count = pool ? blocks_of(eligible) : eligible;
-  const int32_t keep = pool ? p.call.shape.pool_blocks : p.call.shape.top_k;
-  int32_t* const chosen = pool ? row.built_pool : row.selected;
-  const int32_t* const blocks = pool ? nullptr : row.pool;
-  const auto id_of = [&](int32_t entry) {
-    return blocks == nullptr
-               ? entry
-               : blocks[entry / kIndexPoolBlock] * kIndexPoolBlock + entry % kIndexPoolBlock;
-  };
-  const float* scores =
-      pool ? p.scratch.block_scores + row_index * (p.scratch.stride / kIndexPoolBlock)
-           : p.scratch.scores + row_index * p.scratch.stride;
-  if (pool && row.built_pool == nullptr) return;
-  if (rank == 0 && thread == 0) {
-    *(pool ? row.built_pool_count : row.selected_count) = min(keep, count);
-  }
-  if (!pool && row.scores != nullptr) {
-    for (int32_t i = rank * kSelectThreads + thread; i < count; i += ranks * kSelectThreads) {
-      row.scores[i] = scores[i];
-    }
-  }
-  if (count <= keep) {
-    for (int32_t i = rank * kSelectThreads + thread; i < count; i += ranks * kSelectThreads) {
-      chosen[i] = id_of(i);
-    }
-    return;
-  }
-  if (count <= kAloneMax) {
-    if (rank != 0) return;
-    ranks = 1;
-  }
-  bool alone = ranks == 1;
-
-  const int32_t per_warp = (count + ranks * kSelectThreads - 1) / (ranks * kSelectThreads) * 32;
-  Candidates mine = {scores};
-  mine.begin = min(count, (rank * kSelectWarps + warp) * per_warp);
-  mine.end = min(count, mine.begin + per_warp);
-  uint32_t lowest = likely_threshold(s, scores, count, keep);
-  const int32_t kept = list_candidates(s, mine, lowest);
-  if (lane == 0) s.warp_kept[warp] = kept;
-  const int32_t gathered = gather(cluster, s, ranks, keep);
-  int32_t bits = 32;  // in which the keys above `lowest` differ
-  if (gathered >= keep) {
-    if (rank != 0) return;
-    alone = true;
-    const int32_t each = (gathered + kSelectThreads - 1) / kSelectThreads * 32;
-    mine = {nullptr, s.gathered_key, s.gathered_entry};
-    mine.begin = min(gathered, warp * each);
-    mine.end = min(gathered, mine.begin + each);
-    uint32_t largest = 0;
-    mine.each([&](bool valid, uint32_t key, int32_t) {
-      if (valid) largest = max(largest, key - lowest);
-    });
-    largest = __reduce_max_sync(0xFFFFFFFFU, largest);
-    if (lane == 0) s.warp_above[warp] = largest;
-    __syncthreads();
-#pragma unroll
-    for (int32_t w = 0; w < kSelectWarps; ++w) largest = max(largest, s.warp_above[w]);
-    bits = 32 - __clz(static_cast<int32_t>(largest));
-  } else {
-    lowest = 0;  // none of that: by all scores
-  }
-
-  // The last chosen key, digit by digit: lowest + prefix, its last `bits` bits open.
-  auto wanted = static_cast<uint32_t>(keep);
-  uint32_t prefix = 0;
-  bool whole = false;  // all that begin so are chosen
-  while (bits > 0 && !whole) {
-    const int32_t rest = max(0, bits - kBinBits);
-    for (int32_t i = thread; i < kBins; i += kSelectThreads) s.histogram[i] = 0;
-    __syncthreads();
-    const uint64_t known = prefix;
-    mine.each([&](bool valid, uint32_t key, int32_t) {
-      const uint32_t above = key - lowest;
-      if (valid && static_cast<uint64_t>(above) >> bits == known) {
-        atomicAdd(&s.histogram[above >> rest & ((1U << (bits - rest)) - 1U)], 1U);
-      }
-    });
-    find_bin(s, reduce_histograms(cluster, s, alone), wanted);
+    find_bin(s, wanted);
     prefix = prefix << (bits - rest) | static_cast<uint32_t>(s.found_bin);
     wanted -= s.found_above;
     bits = rest;
-    whole = wanted == s.found_count && (prefix << bits) + lowest > 0;
+    __syncthreads();
   }
-  // Keys above `limit` are chosen, and the first `ties` of those that equal it.
-  const uint32_t limit = lowest + (prefix << bits) - (whole ? 1 : 0);
-  const uint32_t ties = whole ? 0 : wanted;
+  return make_uint2(prefix, wanted);
+}
 
-  uint32_t above = 0;
-  uint32_t equal = 0;
-  mine.each([&](bool valid, uint32_t key, int32_t) {
-    above += __popc(__ballot_sync(0xFFFFFFFFU, valid && key > limit));
-    equal += __popc(__ballot_sync(0xFFFFFFFFU, valid && key == limit));
-  });
-  __syncthreads();  // warp_above has been read
-  if (lane == 0) {
-    s.warp_above[warp] = above;
-    s.warp_equal[warp] = equal;
+// What at least `keep` scores reach, and not many more: as many largest ones of parts of all
+// scores do. kOwn parts a thread.
+template <int kOwn>
+__device__ __forceinline__ uint32_t likely_threshold(SelectShared& s, const Choice& c) {
+  constexpr int32_t kAhead = 8;
+  static_assert(kAhead % kOwn == 0);
+  const bool grouped = c.largest != nullptr;
+  const int32_t count = grouped ? (c.count + kIndexGroup - 1) / kIndexGroup : c.count;
+  if (min(count, kOwn * kSelectThreads) < c.keep) return 0;
+  const auto* const from = grouped ? c.largest : reinterpret_cast<const uint32_t*>(c.scores);
+  uint32_t parts[kOwn] = {};
+#pragma unroll 1
+  for (int32_t begin = 0; begin < count; begin += kAhead * kSelectThreads) {
+    const int32_t first = begin + static_cast<int32_t>(threadIdx.x);
+    uint32_t value[kAhead];
+#pragma unroll
+    for (int32_t j = 0; j < kAhead; ++j)
+      value[j] = from[min(first + j * kSelectThreads, count - 1)];
+#pragma unroll
+    for (int32_t j = 0; j < kAhead; ++j) {
+      const uint32_t key = grouped ? value[j] : sortable(__uint_as_float(value[j]));
+      parts[j % kOwn] = max(parts[j % kOwn], first + j * kSelectThreads < count ? key : 0);
+    }
+  }
+  uint32_t low = parts[0];
+  uint32_t high = parts[0];
+#pragma unroll
+  for (int32_t i = 1; i < kOwn; ++i) {
+    low = min(low, parts[i]);
+    high = max(high, parts[i]);
+  }
+  const uint2 range = block_range(s, low, high);
+  return static_cast<uint32_t>(bisect<kOwn>(parts, range.x, range.y, c.keep, c.keep / 16).x);
+}
+
+// Of the candidates that `is` says, each one's place among them by entry: place(candidate, place).
+template <class Is, class Place>
+__device__ __forceinline__ void rank(SelectShared& s, int32_t groups, int32_t candidates,
+                                     const Is& is, const Place& place) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  constexpr int32_t kOwn = kGroupsMax / kSelectThreads;
+#pragma unroll
+  for (int32_t j = 0; j < kOwn; ++j) s.member[thread * kOwn + j] = make_uint2(0, 0);
+  __syncthreads();
+  for (int32_t i = thread; i < candidates; i += kSelectThreads) {
+    if (!is(i)) continue;
+    uint2& group = s.member[s.entry[i] / kIndexGroup];
+    atomicOr((s.entry[i] & 32) != 0 ? &group.y : &group.x, 1U << (s.entry[i] & 31));
   }
   __syncthreads();
-  uint32_t above_before = 0;
-  uint32_t equal_before = 0;
-  if (!alone) {
-    if (thread == 0) {
-      s.above = 0;
-      s.equal = 0;
-      for (int32_t w = 0; w < kSelectWarps; ++w) {
-        s.above += s.warp_above[w];
-        s.equal += s.warp_equal[w];
+  int32_t own[kOwn];
+  int32_t sum = 0;
+#pragma unroll
+  for (int32_t j = 0; j < kOwn; ++j) {
+    const uint2 group = s.member[thread * kOwn + j];
+    own[j] = sum;
+    sum += __popc(group.x) + __popc(group.y);
+  }
+  int32_t up_to = sum;
+#pragma unroll
+  for (int32_t offset = 1; offset < 32; offset *= 2) {
+    const int32_t other = __shfl_up_sync(0xFFFFFFFFU, up_to, offset);
+    if (lane_id() >= offset) up_to += other;
+  }
+  if (lane_id() == 31) s.warp_above[warp_id()] = up_to;
+  __syncthreads();
+  const auto earlier = static_cast<int32_t>(
+      __reduce_add_sync(0xFFFFFFFFU, lane_id() < warp_id() ? s.warp_above[lane_id()] : 0));
+#pragma unroll
+  for (int32_t j = 0; j < kOwn; ++j) {
+    s.before[thread * kOwn + j] = earlier + up_to - sum + own[j];
+  }
+  __syncthreads();
+  for (int32_t i = thread; i < candidates; i += kSelectThreads) {
+    if (!is(i)) continue;
+    const int32_t at = s.entry[i] / kIndexGroup;
+    const uint2 group = s.member[at];
+    const uint32_t lower = (1U << (s.entry[i] & 31)) - 1U;
+    place(i, s.before[at] + ((s.entry[i] & 32) != 0 ? __popc(group.x) + __popc(group.y & lower)
+                                                    : __popc(group.x & lower)));
+  }
+  __syncthreads();
+}
+
+// Candidates, the scores that reach `threshold`, of `groups` groups; in no order. s.entry is the
+// number of the group x kIndexGroup and the place in it. Their number, which may be too large.
+__device__ __forceinline__ int32_t find_candidates(SelectShared& s, const Choice& c, int32_t groups,
+                                                   bool listed, uint32_t threshold) {
+  const int32_t lane = lane_id();
+  const float least =
+      __uint_as_float((threshold & 0x80000000U) != 0 ? threshold & 0x7FFFFFFFU : ~threshold);
+  if (threadIdx.x == 0) s.candidates = 0;
+  __syncthreads();
+  // Four scores a thread and line, two groups a warp and line.
+  constexpr int32_t kAhead = 3;  // code that runs once is slow to come
+  constexpr int32_t kLine = 128 / kIndexGroup;
+  const int32_t lines = (groups + kLine - 1) / kLine;
+  const int32_t place = lane % (32 / kLine) * 4;
+#pragma unroll 1
+  for (int32_t first = warp_id(); first < lines; first += kAhead * kSelectWarps) {
+    float4 value[kAhead];
+    uint32_t hits[kAhead];
+#pragma unroll
+    for (int32_t j = 0; j < kAhead; ++j) {
+      const int32_t group = (first + j * kSelectWarps) * kLine + lane / (32 / kLine);
+      int32_t entry = c.count;
+      if (group < groups) entry = (listed ? s.groups[group] : group) * kIndexGroup + place;
+      hits[j] = (1U << min(4, max(0, c.count - entry))) - 1;  // those that are there
+      value[j] = *reinterpret_cast<const float4*>(c.scores + (entry < c.count ? entry : 0));
+    }
+    int32_t own = 0;
+#pragma unroll
+    for (int32_t j = 0; j < kAhead; ++j) {
+      if (threshold != 0) {
+        hits[j] &= (value[j].x >= least ? 1U : 0U) | (value[j].y >= least ? 2U : 0U) |
+                   (value[j].z >= least ? 4U : 0U) | (value[j].w >= least ? 8U : 0U);
+      }
+      own += __popc(hits[j]);
+    }
+    int32_t up_to = own;
+#pragma unroll
+    for (int32_t offset = 1; offset < 32; offset *= 2) {
+      const int32_t other = __shfl_up_sync(0xFFFFFFFFU, up_to, offset);
+      if (lane >= offset) up_to += other;
+    }
+    int32_t at = 0;
+    if (lane == 31) at = atomicAdd(&s.candidates, up_to);
+    at = __shfl_sync(0xFFFFFFFFU, at, 31) + up_to - own;
+    if (at + own > kCandidatesMax) continue;  // too many: none of them counts
+#pragma unroll
+    for (int32_t j = 0; j < kAhead; ++j) {
+      if (hits[j] == 0) continue;
+      const int32_t group = (first + j * kSelectWarps) * kLine + lane / (32 / kLine);
+      const float each[4] = {value[j].x, value[j].y, value[j].z, value[j].w};
+#pragma unroll
+      for (int32_t k = 0; k < 4; ++k) {
+        if ((hits[j] >> k & 1) == 0) continue;
+        s.key[at] = sortable(each[k]);
+        s.entry[at] = group * kIndexGroup + place + k;
+        ++at;
       }
     }
-    cluster.sync();
-    for (int32_t r = 0; r < rank; ++r) {
-      above_before += *cluster.map_shared_rank(&s.above, r);
-      equal_before += *cluster.map_shared_rank(&s.equal, r);
-    }
   }
+  __syncthreads();
+  return s.candidates;
+}
+
+// By all scores: where candidates are too many.
+__device__ __forceinline__ void choose_among_all(SelectShared& s, const Choice& c) {
+  const uint2 last = descend(s, c);
+  pick<8>(
+      s, c.count, last.x, last.y, [&](int32_t i) { return c.scores[i]; },
+      [&](int32_t place, int32_t i, uint32_t) { c.put(place, i); });
+}
+
+__device__ __forceinline__ void choose(SelectShared& s, const Choice& c, uint32_t threshold) {
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const bool listed = c.largest != nullptr;
+  int32_t groups = (c.count + kIndexGroup - 1) / kIndexGroup;
+  if (listed && threshold != 0) {
+    groups = pick<4>(
+        s, groups, threshold - 1, 0, [&](int32_t i) { return c.largest[i]; },
+        [&](int32_t place, int32_t i, uint32_t) {
+          if (place < kGroupsMax) s.groups[place] = i;
+        });
+  }
+  int32_t candidates = kCandidatesMax + 1;
+  if (groups <= kGroupsMax && (!listed || threshold != 0)) {
+    candidates = find_candidates(s, c, groups, listed, threshold);
+  }
+  if (candidates > kCandidatesMax || candidates < c.keep) {
+    choose_among_all(s, c);
+    return;
+  }
+  // The last chosen key: between it and the next larger one lies no other.
+  uint32_t keys[kEachMax];
+  uint32_t high = 0;
 #pragma unroll
-  for (int32_t w = 0; w < kSelectWarps; ++w) {
-    above_before += w < warp ? s.warp_above[w] : 0;
-    equal_before += w < warp ? s.warp_equal[w] : 0;
+  for (int32_t i = 0; i < kEachMax; ++i) {
+    const int32_t at = thread + i * kSelectThreads;
+    keys[i] = at < candidates ? s.key[at] : 0;
+    high = max(high, keys[i]);
   }
-  mine.each([&](bool valid, uint32_t key, int32_t entry) {
-    const uint32_t above_votes = __ballot_sync(0xFFFFFFFFU, valid && key > limit);
-    const uint32_t equal_votes = __ballot_sync(0xFFFFFFFFU, valid && key == limit);
-    const uint32_t lower = (1U << lane) - 1U;
-    const uint32_t my_above = above_before + __popc(above_votes & lower);
-    const uint32_t my_equal = equal_before + __popc(equal_votes & lower);
-    if (valid && (key > limit || (key == limit && my_equal < ties))) {
-      chosen[my_above + min(my_equal, ties)] = id_of(entry);
-    }
-    above_before += __popc(above_votes);
-    equal_before += __popc(equal_votes);
-  });
-  if (!alone) cluster.sync();  // the others read this CTA's counts
+  high = block_range(s, 0, high).y;
+  int2 found;
+  if (candidates <= kSelectThreads) {
+    const uint32_t one[1] = {keys[0]};
+    found = bisect<1>(one, threshold, high, c.keep, 0);
+  } else {
+    found = bisect<kEachMax>(keys, threshold, high, c.keep, 0);
+  }
+  const auto last = static_cast<uint32_t>(found.x);
+  const bool ties = found.y != c.keep;
+  if (ties) {
+    // Of those that equal the last one the first: the others no longer count.
+    int32_t above = 0;
+#pragma unroll
+    for (int32_t i = 0; i < kEachMax; ++i) above += __syncthreads_count(keys[i] > last ? 1 : 0);
+    rank(
+        s, groups, candidates, [&](int32_t i) { return s.key[i] == last; },
+        [&](int32_t i, int32_t place) { s.beyond[i] = place >= c.keep - above; });
+  }
+  rank(
+      s, groups, candidates,
+      [&](int32_t i) { return s.key[i] > last || (s.key[i] == last && !(ties && s.beyond[i])); },
+      [&](int32_t i, int32_t place) {
+        const int32_t group = s.entry[i] / kIndexGroup;
+        c.put(place, (listed ? s.groups[group] : group) * kIndexGroup + s.entry[i] % kIndexGroup);
+      });
+}
+
+__global__ void __launch_bounds__(kSelectThreads) select_kernel(const IndexParameters p) {
+  await_earlier();
+  extern __shared__ __align__(16) uint8_t shared_bytes[];
+  SelectShared& s = *reinterpret_cast<SelectShared*>(shared_bytes);
+  const auto thread = static_cast<int32_t>(threadIdx.x);
+  const auto row_index = static_cast<int32_t>(blockIdx.x);
+  const bool pool = blockIdx.y != 0;
+  const IndexRow& row = p.call.rows[row_index];
+  if (pool && row.built_pool == nullptr) return;
+  const int32_t eligible = eligible_of(row);
+  const int64_t stride = p.scratch.stride;
+  Choice c;
+  if (pool) {
+    c = {p.scratch.block_scores + row_index * (stride / kIndexPoolBlock),
+         nullptr,
+         nullptr,
+         row.built_pool,
+         blocks_of(eligible),
+         p.call.shape.pool_blocks};
+  } else {
+    c = {p.scratch.scores + row_index * stride,
+         eligible > kDirectEntries ? p.scratch.largest + row_index * (stride / kIndexGroup)
+                                   : nullptr,
+         row.pool,
+         row.selected,
+         eligible,
+         p.call.shape.top_k};
+  }
+  if (thread == 0) *(pool ? row.built_pool_count : row.selected_count) = min(c.keep, c.count);
+  if (!pool && row.scores != nullptr) {
+    for (int32_t i = thread; i < c.count; i += kSelectThreads) row.scores[i] = c.scores[i];
+  }
+  if (c.count <= c.keep) {
+    for (int32_t i = thread; i < c.count; i += kSelectThreads) c.put(i, i);
+    return;
+  }
+  const uint32_t threshold =
+      c.keep <= kSelectThreads / 2 ? likely_threshold<1>(s, c) : likely_threshold<4>(s, c);
+  choose(s, c, threshold);
 }
 
 void launch_select(const IndexParameters& p, Stream stream) {
-  static_assert(sizeof(SelectShared) < 112 * 1024);
-  cudaFuncSetAttribute(select_kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1);
-  const int32_t ranks = p.call.row_count <= 8     ? 16
-                        : p.call.row_count <= 32  ? 8
-                        : p.call.row_count <= 64  ? 4
-                        : p.call.row_count <= 128 ? 2
-                                                  : 1;
-  const dim3 blocks(static_cast<uint32_t>(p.call.row_count * ranks), p.call.builds_pool ? 2 : 1);
-  launch_kernel(select_kernel,
-                {blocks, kSelectThreads, sizeof(SelectShared), static_cast<uint32_t>(ranks)},
-                stream, p);
+  const dim3 blocks(static_cast<uint32_t>(p.call.row_count), p.call.builds_pool ? 2 : 1);
+  launch_kernel(select_kernel, {blocks, kSelectThreads, sizeof(SelectShared)}, stream, p);
 }
 
 int64_t stride_of(int64_t entries_max) { return (entries_max + 63) / 64 * 64; }
 
 size_t row_bytes(int64_t entries_max, bool builds_pool) {
   const auto stride = static_cast<size_t>(stride_of(entries_max));
-  return (builds_pool ? stride + stride / kIndexPoolBlock : stride) * sizeof(float);
+  return stride * sizeof(float) + stride / kIndexGroup * sizeof(uint32_t) +
+         (builds_pool ? stride / kIndexPoolBlock * sizeof(float) : 0);
 }
 
 }  // namespace
@@ -510,6 +529,9 @@ void index_select_sm90(const IndexCall& call, int32_t multiprocessors, Stream st
     p.scratch.stride = stride_of(call.entries_max);
     p.scratch.scores = static_cast<float*>(call.scratch);
     p.scratch.block_scores = p.scratch.scores + rows_at_once * p.scratch.stride;
+    p.scratch.largest = reinterpret_cast<uint32_t*>(
+        p.scratch.block_scores +
+        (call.builds_pool ? rows_at_once * (p.scratch.stride / kIndexPoolBlock) : 0));
     launch_index_scores(p, multiprocessors, stream);
     launch_select(p, stream);
   }

@@ -8,7 +8,7 @@
 
 namespace galley::kernels::cuda {
 
-constexpr int32_t kTileKeys = 32;
+constexpr int32_t kTileKeys = 64;
 constexpr int32_t kWarps = 8;
 constexpr int32_t kScoreThreads = kWarps * 32;
 constexpr int32_t kChunkKeys = kWarps * kTileKeys;

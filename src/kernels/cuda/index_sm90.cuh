@@ -11,9 +11,15 @@ namespace galley::kernels::cuda {
 // Of one launch.
 constexpr int32_t kIndexRowsMax = 1024;
 
+// Of how many neighbouring scores the largest is kept beside them, where a row has more entries
+// than are looked at one by one.
+constexpr int32_t kIndexGroup = 64;
+constexpr int32_t kDirectEntries = 32768;
+
 // Where a call's intermediate results lie in its scratch.
 struct IndexScratch {
   float* scores;        // [rows][stride]
+  uint32_t* largest;    // [rows][stride / kIndexGroup], sortable
   float* block_scores;  // [rows][stride / 8], or null
   int64_t stride;
 };

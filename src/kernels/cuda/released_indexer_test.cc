@@ -3,7 +3,9 @@
 // key's score has the same bits whatever keys and rows lie beside it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "kernels/cuda/cuda_ops.h"
 #include "kernels/mirrored_ops.h"
@@ -65,7 +67,8 @@ struct UnevenIndexer {
 
   // Scores [rows][entries] of `count` rows, entry j being the record order[j].
   std::vector<std::vector<float>> run(Ops& ops, int64_t begin, int64_t count,
-                                      const std::vector<int64_t>& order) const {
+                                      const std::vector<int64_t>& order,
+                                      std::vector<std::vector<int32_t>>* chosen = nullptr) const {
     const auto bytes = static_cast<int64_t>(records.front().size());
     const auto pages = (std::ssize(order) + kPerPage - 1) / kPerPage;
     std::vector<uint8_t> pool(static_cast<size_t>(pages * kPerPage * bytes));
@@ -93,6 +96,7 @@ struct UnevenIndexer {
     }
     ops.index_select(as_rows(queries, kRows).slice(begin, count),
                      as_rows(head_weights, kRows).slice(begin, count), kShape, rows);
+    if (chosen != nullptr) *chosen = selected;
     return scores;
   }
 
@@ -146,6 +150,34 @@ TEST(CudaReleasedIndexer, ScoresOfUnevenGroupsAgree) {
     std::vector<float> alone = indexer.run(*ops, r, 1, backwards).front();
     std::reverse(alone.begin(), alone.end());
     EXPECT_TRUE(alone == all[static_cast<size_t>(r)]) << "row " << r;
+  }
+}
+
+// The 512 best of scores that are there to be compared with: of many entries (whose groups' largest
+// scores are looked at first) and of few, all different, many of them equal, or all.
+TEST(CudaReleasedIndexer, ChoosesTheFirstOfTheBest) {
+  auto made = cuda::make_cuda_ops(0);
+  if (!made) GTEST_SKIP() << made.error().message;
+  const std::unique_ptr<Ops> ops = make_mirrored_ops(**made);
+  Random random(84);
+  const UnevenIndexer indexer(random);
+  for (const int64_t entries : {513, 1500, 9000, 32769, 40'007}) {
+    for (const int64_t kinds : {1, 3, 40, 600}) {
+      std::vector<int64_t> order;
+      for (int64_t j = 0; j < entries; ++j) order.push_back(random.below(kinds));
+      std::vector<std::vector<int32_t>> selected;
+      const auto scores = indexer.run(*ops, 0, 2, order, &selected);
+      for (size_t r = 0; r < scores.size(); ++r) {
+        std::vector<int32_t> best(static_cast<size_t>(entries));
+        std::iota(best.begin(), best.end(), 0);
+        std::stable_sort(best.begin(), best.end(), [&](int32_t a, int32_t b) {
+          return scores[r][static_cast<size_t>(a)] > scores[r][static_cast<size_t>(b)];
+        });
+        best.resize(static_cast<size_t>(kShape.top_k));
+        std::sort(best.begin(), best.end());
+        EXPECT_TRUE(selected[r] == best) << entries << " entries of " << kinds << ", row " << r;
+      }
+    }
   }
 }
 
