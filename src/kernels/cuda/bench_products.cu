@@ -227,6 +227,7 @@ Result<void> bench_expert_case(const KernelFloors& floors, const ExpertPeers& pe
   args.y_stride = args.outputs;
   args.row_weight = plan.row_weight;
   args.limit = 10.0F;
+  args.planned_early = peers.down;  // gate and up come between, in a layer
   const double us =
       TRY(graph_time_us(point.rows > 50000 ? 2 : 10, 9, [&](int i, cudaStream_t stream) {
         args.weights = tiles.as<uint8_t>() + i % copies * (tiles.bytes() / copies);

@@ -75,18 +75,15 @@ __device__ __forceinline__ bool take_rows(TokenBlock& block, int32_t number, int
 template <int kPieceRows>
 class TileDraw {
  public:
-  // `tiles` of slots for each of the plan's blocks first..end - 1.
-  __device__ __forceinline__ TileDraw(int32_t tiles, int32_t first, int32_t end)
-      : tiles_(tiles),
-        first_(first),
-        parts_(LastPieces::of(tiles * (end - first), 8)),
-        draw_(parts_.total) {}
+  // `tiles` of slots for each of the plan's blocks.
+  __device__ __forceinline__ TileDraw(int32_t tiles, int32_t blocks)
+      : tiles_(tiles), parts_(LastPieces::of(tiles * blocks, 8)), draw_(parts_.total) {}
 
   // False when nothing is left; it is then not called again.
   __device__ __forceinline__ bool next(const ProductArguments& args, DrawnTile& to) {
     for (int32_t at; draw_.next(args, at);) {
       const int32_t item = parts_.item(at);
-      to.block = block_at(args, first_ + item / tiles_, 0);
+      to.block = block_at(args, item / tiles_, 0);
       to.tile = item % tiles_;
       if (at < parts_.whole || parts_.pieces == 1) return true;
       const int32_t unit = kPieceRows * parts_.pieces;
@@ -98,14 +95,13 @@ class TileDraw {
 
  private:
   int32_t tiles_;
-  int32_t first_;
   LastPieces parts_;
   ItemDraw draw_;
 };
 
-// What is told about the tiles that are on their way, 16 bytes each: more of them than a ring has
+// What is told about the tiles that are on their way, 16 bytes each: more of them than rings have
 // stages. Rows 0 stands for the end.
-constexpr uint32_t kToldTiles = 8;
+constexpr uint32_t kToldTiles = 16;
 constexpr uint32_t kToldBytes = kToldTiles * 16;
 
 __device__ __forceinline__ void tell_tile(uint32_t told, uint32_t turn, const DrawnTile& tile) {

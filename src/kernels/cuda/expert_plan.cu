@@ -246,9 +246,7 @@ __global__ void __launch_bounds__(kPlanThreads)
     }
   }
   if (rank == 0 && threadIdx.x == 0 && tells) {
-    const int32_t row_blocks =
-        block_tokens == kMixedBlocks ? blocks_before(sizes, expert_count, 0, kRowTilesFrom) : 0;
-    *plan.totals = {scan.all.y, scan.all.x, 0, row_blocks};
+    *plan.totals = {scan.all.y, scan.all.x, 0};
   }
   if constexpr (kSpreads) {
     __syncthreads();

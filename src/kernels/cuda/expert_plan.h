@@ -27,18 +27,17 @@ constexpr int64_t plan_places(int64_t choices, int64_t experts) {
   return (choices + 7) / 8 * 8 + 8 * (experts + 1);
 }
 // Rows of each block but the last one of an expert that has `count`: block_tokens, or, where blocks
-// are large, as few blocks as can be, alike but for a multiple of 8: a small block costs nearly as
-// much as one twice its size.
+// are large, as few blocks as can be, alike but for a multiple of 8, or of a unit: a small block
+// costs nearly as much as one twice its size.
 GALLEY_HOST_DEVICE constexpr int32_t rows_of_block(int32_t count, int32_t block_tokens) {
   if (block_tokens < kPairStripsBlock) return block_tokens;
-  if (block_tokens >= kMixedBlocks && count > kRowTilesFrom) {
+  if (count <= block_tokens) return block_tokens;
+  if (block_tokens == kRowTilesBlock) {
     const int32_t units = (count + kRowTilesUnit - 1) / kRowTilesUnit;
     const int32_t parts = (units + kRowTilesUnits - 1) / kRowTilesUnits;
     return (units + parts - 1) / parts * kRowTilesUnit;
   }
-  const int32_t most = block_tokens < kManyRowsBlock ? block_tokens : kManyRowsBlock;
-  if (count <= most) return most;
-  const int32_t parts = (count + most - 1) / most;
+  const int32_t parts = (count + block_tokens - 1) / block_tokens;
   return ((count + parts - 1) / parts + 7) / 8 * 8;
 }
 // Blocks of at most `tokens` rows.

@@ -33,14 +33,13 @@ struct ExpectedPlan {
       const auto count = static_cast<int32_t>(std::count(chosen.begin(), chosen.end(), e));
       next[static_cast<size_t>(e)] = begin;
       int32_t most = c.block_tokens;
-      if (most >= kMixedBlocks && count > 128) {
+      if (most == kRowTilesBlock && count > most) {
         // Units of 64, as few blocks of up to four as can be, alike but for the last.
         const int32_t units = (count + 63) / 64;
         most = 1;
         while ((units + most - 1) / most > (units + 3) / 4) ++most;
         most *= 64;
-      } else if (most >= 128 && count > std::min(most, kManyRowsBlock)) {
-        most = std::min(most, kManyRowsBlock);
+      } else if (most >= kPairStripsBlock && count > most) {
         // As few as can be, alike: the least multiple of 8 that they can all have.
         const int32_t parts = (count + most - 1) / most;
         most = 8;
@@ -58,11 +57,6 @@ struct ExpectedPlan {
         auto& most = size[static_cast<size_t>(b.expert)];
         most = std::max(most, b.rows);
       }
-      if (c.block_tokens == kMixedBlocks) {
-        row_blocks = static_cast<int32_t>(std::ranges::count_if(blocks, [&](const TokenBlock& b) {
-          return size[static_cast<size_t>(b.expert)] > 128;
-        }));
-      }
       std::ranges::stable_sort(blocks, [&](const TokenBlock& a, const TokenBlock& b) {
         return size[static_cast<size_t>(a.expert)] > size[static_cast<size_t>(b.expert)];
       });
@@ -74,7 +68,6 @@ struct ExpectedPlan {
   std::vector<int32_t> place;
   std::vector<TokenBlock> blocks;
   int32_t places = 0;
-  int32_t row_blocks = 0;
 };
 
 TEST(CudaExpertPlan, PlacesFollowTheRule) {
@@ -88,14 +81,13 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
                             {4160, 52, 60, kPairStripsBlock},
                             {4096, 384, 384, 80},
                             {4097, 384, 384, 80},
-                            {5000, 3, 5, 256},
                             {33'000, 1024, 1024, 80},
-                            {98'304, 384, 384, 256},
-                            {98'304, 7, 384, 256},
-                            {5000, 3, 5, kMixedBlocks},
-                            {4600, 7, 7, kRowTilesUpBlocks},
-                            {33'000, 1024, 1024, kMixedBlocks},
-                            {98'304, 384, 384, kMixedBlocks}}) {
+                            {98'304, 384, 384, kPairStripsBlock},
+                            {5000, 3, 5, kRowTilesBlock},
+                            {4600, 7, 7, kRowTilesBlock},
+                            {33'000, 1024, 1024, kRowTilesBlock},
+                            {98'304, 384, 384, kRowTilesBlock},
+                            {98'304, 7, 384, kRowTilesBlock}}) {
     SCOPED_TRACE(std::to_string(c.choices) + " choices of " + std::to_string(c.experts));
     std::vector<int32_t> chosen;
     std::vector<float> weights;
@@ -134,7 +126,7 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
     std::vector<int32_t> our_place(chosen.size());
     std::vector<float> our_factors(static_cast<size_t>(places));
     std::vector<TokenBlock> our_blocks(static_cast<size_t>(blocks_max));
-    PlanTotals our_totals{-1, -1, -1, -1};
+    PlanTotals our_totals{-1, -1, -1};
     memory->read(our_place.data(), place.data(), place.bytes());
     memory->read(our_factors.data(), row_weight.data(), places * int64_t{sizeof(float)});
     memory->read(our_blocks.data(), blocks.data(), blocks.bytes());
@@ -145,7 +137,6 @@ TEST(CudaExpertPlan, PlacesFollowTheRule) {
       ASSERT_EQ(our_factors[static_cast<size_t>(expected.place[i])], weights[i]) << "choice " << i;
     }
     ASSERT_EQ(our_totals.blocks, std::ssize(expected.blocks));
-    EXPECT_EQ(our_totals.row_blocks, expected.row_blocks);
     EXPECT_EQ(our_totals.places, expected.places);
     EXPECT_EQ(our_totals.drawn, 0);
     for (size_t i = 0; i < expected.blocks.size(); ++i) {

@@ -3,7 +3,6 @@
 
 #include "base/check.h"
 #include "kernels/cuda/expert_few_rows.cuh"
-#include "kernels/cuda/expert_many_rows.cuh"
 #include "kernels/cuda/expert_pair_strips.cuh"
 #include "kernels/cuda/expert_row_tiles.cuh"
 #include "kernels/cuda/grouped_product.cuh"
@@ -33,36 +32,22 @@ void launch(Stream stream, int32_t block_tokens, const ProductArguments& args) {
       using Form = PairStripsForm<kResult>;
       return launch_tiles<Form>(stream, expert_pair_strips_kernel<Form>, args);
     }
-    const bool all = block_tokens == kRowTilesUpBlocks;
-    ProductArguments mine = args;
-    mine.all_blocks = all;
-    if (block_tokens == kMixedBlocks || (all && kResult == ResultForm::kSwiGlu)) {
-      using Form = RowTilesForm<kResult>;
-      launch_tiles<Form>(stream, expert_row_tiles_kernel<Form>, mine);
-      if (all) return;
-    }
-    using Form = ManyRowsForm<kResult>;
-    launch_tiles<Form>(stream, expert_many_rows_kernel<Form>, mine);
+    CHECK(block_tokens == kRowTilesBlock);
+    using Form = RowTilesForm<kResult>;
+    launch_tiles<Form>(stream, expert_row_tiles_kernel<Form>, args);
   }
 }
 
 }  // namespace
 
 int32_t expert_block_tokens(int64_t choices, int32_t experts) {
-  // Measured on one H200. Few choices make few tiles, and two launches two last rounds; units that
-  // are not full cost most where experts have few of them. Three blocks of about 110 rows are
-  // faster than two of 165, and of few experts row tiles for gate and up where blocks have nearly
-  // whole units: 220 rows of 7, drawn, 90 -> 84 us, 384 158 -> 150, 585 244 -> 230, 658 255 -> 235.
-  constexpr int64_t kMany = 5000;
+  // Measured on one H200: an expert's rows up to which a form is the fastest. Units of row tiles
+  // that are not full cost most where experts have few of them.
   const auto most = [&](int64_t rows) { return choices <= experts * rows; };  // of an expert, even
   if (choices <= 8) return 8;
   if (most(76)) return 80;
   if (most(112)) return kPairStripsBlock;
-  if (choices >= kMany) {
-    return choices < experts * int64_t{kManyRowsBlock} ? kManyRowsBlock : kMixedBlocks;
-  }
-  if (most(200) || (!most(256) && most(304))) return kManyRowsBlock;
-  return !most(256) && most(352) ? kPairStripsBlock : kRowTilesUpBlocks;
+  return kRowTilesBlock;
 }
 
 void expert_product(Stream stream, ResultForm form, int32_t block_tokens,

@@ -1,50 +1,63 @@
-// The routed experts' product where an expert has many rows: fp8 activations times fp4 weights, up
-// to 256 rows of one expert by 128 slots.
+// The routed experts' product where an expert has more than about 112 rows: fp8 activations times
+// fp4 weights, up to 256 rows of one expert by 128 slots.
 //
-// Floor: as expert_many_rows.cuh has it, 2 rows N K over the tensor cores.
+// Floor: 2 rows N K over the tensor cores, 4,096 products a cycle and multiprocessor: 1,560 TFLOP/s
+// at the 1,450 MHz that power leaves them.
 //
 // Design. Rows are A of wgmma and weights B, so that a thread needs two scales of tokens a unit of
-// 64 rows, not 64 (expert_many_rows.cuh reads as many bytes of scales as of operands). Weights are
-// unpacked into shared memory, once for all rows, by warps of their own: slices of 16 slots, seven
-// warps in turns. Two warpgroups multiply, two units each: 128 registers of sums and 64 of a
-// product. A warp copies codes, and two chunks behind them rows; tiles are drawn (drawn_tiles.cuh).
+// 64 rows; as B, rows would have 64 of them, as many bytes of shared memory as operands. Weights
+// are unpacked into shared memory, once for all rows. Two warpgroups multiply, two units each: 128
+// registers of sums and 64 of a product. The third one unpacks: each of its warps always has the
+// same two slices of 16 slots, whose addresses are then constants of a lane. Its barriers are asked
+// about a slice ahead, stores are eight rows of 16 bytes for each of four matrices, and the fence
+// behind them comes when the next chunk's codes are on their way. Three warps of the fourth copy:
+// codes, rows, and all scales; the first of them also draws tiles (drawn_tiles.cuh) and tells them.
 // A unit costs the same for 64 rows as for one, so an expert's blocks are whole units but for the
 // last; 64 rows or fewer are halved by slots. Tables of magnitudes are arithmetic, two factors of a
 // shift; blocks of zeros and shifts that make subnormal numbers take the tables in shared memory.
 // A row gets whole sectors straight from registers; scales of slots and factors of rows came with
 // the tile.
 //
-// On one H200, TFLOP/s, with experts of up to 128 rows by expert_many_rows.cuh, and that alone
-// (`before`), each the better of two turns in one run; gate and up | down:
+// On one H200, us in one program, in turns; before: slices unpacked by seven warps in turns, one
+// thread that copied, and weights as A (unpacked in registers, rows as B) for experts of up to 128
+// rows, up to 200 of few experts, and all of few experts' down; gate and up | down:
 //
-//                                                      before          before
-//   384 experts, 256 rows each                 1,067   935  |   979   882
-//   384 experts, drawn uniformly                 826   832  |   786   786
-//   384 experts, skewed as 1 / rank              839   800  |   794   774
-//   52 experts, even                             921   846  |   957   836
-//   52 experts, skewed                         1,027   916  |   961   891
-//   7 experts, even                            1,090   966  |   901   853
-//   7 experts of 1,536 rows, drawn uniformly   1,008   905  |   960   904
+//                                                before              before
+//   7 experts of 128 rows                  54.2     62.5  |   35.0     36.2
+//   7 of 128, drawn uniformly              71.9     64.2  |   41.0     36.9
+//   7 of 220, drawn                        87.3     91.6  |   47.6     48.2
+//   7 of 256                               89.3     93.1  |   50.5     53.4
+//   7 of 585                                230      243  |    117      129
+//   7 of 585, skewed as 1 / rank            223      236  |    109      120
+//   52 of 256                               664      693  |    333      354
+//   52 of 1,890                           4,596    4,831  |  2,375    2,545
+//   384 of 256                            4,722    4,824  |  2,490    2,604
+//   384 of 256, drawn                     5,830    6,213  |  3,071    3,308
+//   384 of 256, skewed                    5,803    5,907  |  3,030    3,098
 //
-// 384 rows of 7 experts 147 and 83 us instead of 150 and 78, 256 of 52 832 and 418 instead of 808
-// and 415, 128 of 52 528 and 265 instead of 460 and 231: units that are not full, so fewer rows do
-// not come here.
+// What limits it. Blocks of 256 rows: shared memory. A chunk asks for 1,284 cycles of it: operands
+// 768, copies 322, codes and what they become 194; its products take 1,280 (80 for 64 rows by 128
+// slots by 32, 16 of them for A alone) and all of it 1,500, 1,420 with nothing unpacked. And power:
+// 16,384 tokens over and over leave 1,300 to 1,470 MHz. Blocks of up to 128 rows: who unpacks, 246
+// instructions for two slices, which issue every third or fourth cycle: 1,100 cycles a chunk.
+// Without unpacking it is 870, since a warpgroup with one unit waits for each product.
 //
-// Alone, of fewer choices, gate and up are 2 to 8 % faster from 200 rows an expert on (but for 257
-// to 352), down is not: 220 rows of 7 experts, drawn, 84 us instead of 90, 52 instead of 49; 658
-// 235 instead of 255, 128 instead of 131.
-//
-// What limits it (ncu, 256 rows, gate and up): a chunk takes 1,640 cycles, its products 1,024.
-// Shared memory is read for 850 of them and written for 470, operands 700 and 256, and both seem to
-// count: dense_tiles.cuh has 1,170 of both and takes 1,180. With one or two units a chunk still
-// takes 1,370: who unpacks has 155 instructions for a slice, at seven cycles each.
-//
-// Tried, on one H200:
-// - one warpgroup that unpacks, each warp a quarter of every chunk: 1,775 cycles with 256 rows,
-//   1,480 with 128. Seven warps, but each chunk's codes asked for when they are needed, and codes
-//   copied just before the same chunk's rows: 1,730.
+// Tried, on one H200, us for 128 rows | 256 rows of 7 experts, gate and up, in one run each:
+// - before: slices in turns by seven warps, one thread that copied everything 61 | 90; six such
+//   warps and two that copy 69 | 97. A slice that changes from chunk to chunk has its addresses
+//   computed again, in 48 registers, which spill.
+// - four warps, not asking ahead 59 | 84, asking ahead 53 | 87: so it asks where rows are few.
+// - single stores of four bytes 62 | 90 where those of matrices are 60 | 87; no fence (not right)
+//   58 | 90.
+// - two units of few rows by half of the slots for each warpgroup, both products under way: 57.
+//   Products of two chunks under way: the compiler has too few registers, whatever is left out.
 // - tables from shared memory: 5 % slower with 256 rows, 14 % with 128.
-// - up to 128 rows with 11 warps that unpack: 1,250 cycles for two units.
+// - the kernel that had rows as B, 256 of them, weights unpacked in registers: 61 | 102.
+//   7 experts of 585 rows 259 where it is 230 here, 384 of 256 6,024 and 4,830. It read scales for
+//   512 cycles a chunk, as many as operand B: scales packed as bf16 pairs were 4 to 9 % slower,
+//   spread by products with the identity 20 %, the next chunk unpacked meanwhile 0 to 8 %.
+// - experts of up to 128 rows by such blocks behind row tiles, two launches: 52 experts of 79 rows,
+//   skewed, 387 where it is 405 here; 384 of 256 3 % slower.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -69,15 +82,16 @@ template <ResultForm kResultIn>
 struct RowTilesForm {
   static_assert(kResultIn != ResultForm::kF32);
   static constexpr ResultForm kResult = kResultIn;
-  static constexpr int kTokens = kRowTilesUnit * kRowTilesUnits;
+  static constexpr int kTokens = kRowTilesBlock;
   static constexpr int kSlots = 128;
-  static constexpr int kMultipliers = 8;  // warps
-  static constexpr int kUnpackers = 7;
-  static constexpr int kThreads = (kMultipliers + kUnpackers + 1) * 32;  // the last one copies
+  // Warps, a role after the other: each has whole warpgroups, whose registers it sets.
+  static constexpr int kMultipliers = 8;
+  static constexpr int kUnpackers = 4;
+  static constexpr int kThreads = (kMultipliers + kUnpackers + 4) * 32;  // the last four copy
   static constexpr int kMultiplierRegisters = 208;
-  static constexpr int kOtherRegisters = 48;
-  static constexpr int kSlices = kSlots / 16;  // of a chunk, what an unpacker does at a time
-  static constexpr int kSliceBytes = 16 * kChunk;
+  static constexpr int kUnpackerRegisters = 64;
+  static constexpr int kCopierRegisters = 32;
+  static constexpr int kSliceBytes = 16 * kChunk;  // unpacked, of what is one warp's of operand A
   static constexpr int kStripBytes = kFp4Codes + kFp4Shifts;
   static constexpr int kUnitBytes = kRowTilesUnit * kChunk;
   // Rings of rows with their scales, of codes, and of unpacked codes.
@@ -88,78 +102,54 @@ struct RowTilesForm {
   static constexpr int kUnpackedAt = Rows::kStages * Rows::kStageBytes;
   static constexpr int kCodesAt = kUnpackedAt + Unpacked::kStages * Unpacked::kStageBytes;
   static constexpr int kTableAt = kCodesAt + Codes::kStages * Codes::kStageBytes;
-  // Barriers, 8 bytes for each stage.
+  // Barriers, 8 bytes for each stage, and for each tile that is told.
   static constexpr int kRowsFull = kTableAt + 128;
   static constexpr int kRowsEmpty = kRowsFull + 64;
   static constexpr int kCodesFull = kRowsEmpty + 64;
   static constexpr int kCodesEmpty = kCodesFull + 64;
   static constexpr int kUnpackedFull = kCodesEmpty + 64;
   static constexpr int kUnpackedEmpty = kUnpackedFull + 64;
-  static constexpr int kGoesOn =
-      kUnpackedEmpty + 64;  // a word for each stage of codes: not the end
-  static constexpr int kToldAt = kGoesOn + 64;
+  static constexpr int kToldFull = kUnpackedEmpty + 64;
+  static constexpr int kToldAt = kToldFull + kToldTiles * 8;
   // Of a tile, by turns as tiles are told: scales of its slots, and factors of its rows.
   static constexpr int kTileAt = kToldAt + kToldBytes;
+  static constexpr int kTileRooms = 8;
   static constexpr int kFactorsAt = kSlots * 4;
   static constexpr int kTileBytes = kFactorsAt + kTokens * 4;
-  static constexpr int kSharedBytes = kTileAt + kToldTiles * kTileBytes + 1024;
+  static constexpr int kSharedBytes = kTileAt + kTileRooms * kTileBytes + 1024;
+  // Rows may be as many tiles ahead of the last results as their ring has stages.
+  static_assert(kTileRooms > Rows::kStages + 1);
+  static_assert(kToldTiles > Codes::kStages + Unpacked::kStages + 2);
   static_assert(kTableAt % 256 == 0 && kSharedBytes <= 227 * 1024);
-};
 
-// Copies the rows of the tiles that were told.
-template <class Form>
-struct RowsCopier {
-  uint32_t base;
-  RingPlace place;
-  uint32_t turn = 0;
-  int32_t chunk = 0;
-  const uint8_t* x = nullptr;
-  const float* x_scale = nullptr;
-  uint32_t rows = 0;
-
-  __device__ __forceinline__ void step(const ProductArguments& args) {
-    const uint32_t full = base + Form::kRowsFull + place.barrier;
-    barrier_wait_asleep(base + Form::kRowsEmpty + place.barrier, place.parity ^ 1);
-    if (chunk == 0) {
-      const DrawnTile tile = told_tile(base + Form::kToldAt, turn);
-      const uint32_t of_tile = base + Form::kTileAt + turn % kToldTiles * Form::kTileBytes;
-      ++turn;
-      rows = (tile.block.rows + 7) & ~7;
-      x = args.x + static_cast<int64_t>(tile.block.row) * kChunk;
-      x_scale = args.x_scale + tile.block.row;
-      const bool weighs = Form::kResult == ResultForm::kSwiGlu && args.row_weight != nullptr;
-      barrier_expect(full, rows * (kChunk + 4) + Form::kSlots * 4 + (weighs ? rows * 4 : 0));
-      bulk_load(of_tile,
-                args.row_scale + static_cast<int64_t>(tile.block.expert) * args.slots +
-                    tile.tile * Form::kSlots,
-                Form::kSlots * 4, full);
-      if (weighs) {
-        bulk_load(of_tile + Form::kFactorsAt, args.row_weight + tile.block.row, rows * 4, full);
-      }
-    } else {
-      barrier_expect(full, rows * (kChunk + 4));
-    }
-    bulk_load(base + place.bytes, x, rows * kChunk, full);
-    bulk_load(base + place.bytes + Form::kScalesAt, x_scale, rows * 4, full);
-    x += args.x_rows * kChunk;
-    x_scale += args.x_rows;
-    chunk = chunk + 1 == args.chunks ? 0 : chunk + 1;
-    place.template advance<typename Form::Rows>();
+  static __device__ __forceinline__ uint32_t tile_room(uint32_t base, uint32_t turn) {
+    return base + kTileAt + turn % kTileRooms * kTileBytes;
   }
 };
 
-// The thread that draws tiles and copies what they read.
+// The tile of this turn, once it is known; one without rows stands for the end.
+template <class Form>
+__device__ __forceinline__ DrawnTile await_tile(uint32_t base, uint32_t turn) {
+  barrier_wait(base + Form::kToldFull + turn % kToldTiles * 8, turn / kToldTiles & 1);
+  return told_tile(base + Form::kToldAt, turn);
+}
+
+// The warp that draws tiles, tells them and copies their codes.
 template <class Form>
 __device__ __forceinline__ void copy_row_tiles(const ProductArguments& args, uint32_t base) {
-  constexpr int32_t kAhead = 2;  // chunks that codes are ahead of rows, as their unpacking is
-  TileDraw<kRowTilesUnit> draw(args.slots / Form::kSlots, 0,
-                               args.all_blocks ? args.totals->blocks : args.totals->row_blocks);
-  RowsCopier<Form> rows{base};
+  TileDraw<kRowTilesUnit> draw(args.slots / Form::kSlots, args.totals->blocks);
+  const bool draws = (threadIdx.x & 31) == 0;
   RingPlace place;
-  uint32_t turn = 0;
-  int32_t ahead = 0;
-  for (DrawnTile tile; draw.next(args, tile); ++turn) {
-    tell_tile(base + Form::kToldAt, turn, tile);
+  for (uint32_t turn = 0;; ++turn) {
+    if (draws) {
+      DrawnTile drawn;
+      if (!draw.next(args, drawn)) drawn = {};
+      tell_tile(base + Form::kToldAt, turn, drawn);
+      barrier_arrive(base + Form::kToldFull + turn % kToldTiles * 8);
+    }
+    __syncwarp();
+    const DrawnTile tile = await_tile<Form>(base, turn);
+    if (tile.block.rows == 0) return;
     const int32_t strip = tile.tile * (Form::kSlots / kStripSlots);
     const uint8_t* weights =
         args.weights + tile.block.expert * args.expert_bytes +
@@ -167,32 +157,91 @@ __device__ __forceinline__ void copy_row_tiles(const ProductArguments& args, uin
 #pragma unroll 1
     for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
       const uint32_t full = base + Form::kCodesFull + place.barrier;
-      barrier_wait_asleep(base + Form::kCodesEmpty + place.barrier, place.parity ^ 1);
-      store_shared(base + Form::kGoesOn + place.barrier, 1U);
-      barrier_expect(full, Form::Codes::kStageBytes);
-      bulk_load(base + Form::kCodesAt + place.bytes, weights, Form::Codes::kStageBytes, full);
+      barrier_wait(base + Form::kCodesEmpty + place.barrier, place.parity ^ 1);
+      if (elected()) {
+        barrier_expect(full, Form::Codes::kStageBytes);
+        bulk_load(base + Form::kCodesAt + place.bytes, weights, Form::Codes::kStageBytes, full);
+      }
       weights += 4 * Form::kStripBytes;
       place.template advance<typename Form::Codes>();
-      if (++ahead > kAhead) {
-        rows.step(args);
-        --ahead;
-      }
     }
   }
-  for (; ahead > 0; --ahead) rows.step(args);
-  // An end for who unpacks, one for who multiplies.
-  barrier_wait_asleep(base + Form::kCodesEmpty + place.barrier, place.parity ^ 1);
-  store_shared(base + Form::kGoesOn + place.barrier, 0U);
-  barrier_arrive(base + Form::kCodesFull + place.barrier);
-  barrier_wait_asleep(base + Form::kRowsEmpty + rows.place.barrier, rows.place.parity ^ 1);
-  tell_tile(base + Form::kToldAt, turn, {});
-  barrier_arrive(base + Form::kRowsFull + rows.place.barrier);
 }
 
-// A lane's codes of 16 slots, to `to` and its neighbours: row g of 16, K 4 t, unswizzled.
+// What the two warps that copy rows bring of a chunk: codes...
+template <class Form>
+struct RowCodes {
+  const uint8_t* from;
+  uint32_t bytes;
+
+  __device__ __forceinline__ RowCodes(const ProductArguments& args, uint32_t, uint32_t,
+                                      const DrawnTile& tile)
+      : from(args.x + static_cast<int64_t>(tile.block.row) * kChunk),
+        bytes(((tile.block.rows + 7) & ~7) * kChunk) {}
+  __device__ __forceinline__ void copy(const ProductArguments&, bool, uint32_t stage,
+                                       uint32_t full) const {
+    barrier_expect(full, bytes);
+    bulk_load(stage, from, bytes, full);
+  }
+  __device__ __forceinline__ void next(const ProductArguments& args) {
+    from += args.x_rows * kChunk;
+  }
+};
+
+// ...or scales, and with the first ones those of slots and factors of rows.
+template <class Form>
+struct RowScales {
+  const float* from;
+  uint32_t bytes;
+  uint32_t room;
+  const float* slots;
+  const float* factors;
+
+  __device__ __forceinline__ RowScales(const ProductArguments& args, uint32_t base, uint32_t turn,
+                                       const DrawnTile& tile)
+      : from(args.x_scale + tile.block.row),
+        bytes(((tile.block.rows + 7) & ~7) * 4),
+        room(Form::tile_room(base, turn)),
+        slots(args.row_scale + static_cast<int64_t>(tile.block.expert) * args.slots +
+              tile.tile * Form::kSlots),
+        factors(Form::kResult != ResultForm::kSwiGlu || args.row_weight == nullptr
+                    ? nullptr
+                    : args.row_weight + tile.block.row) {}
+  __device__ __forceinline__ void copy(const ProductArguments&, bool first, uint32_t stage,
+                                       uint32_t full) const {
+    const uint32_t of_tile = first ? Form::kSlots * 4 + (factors != nullptr ? bytes : 0) : 0;
+    barrier_expect(full, bytes + of_tile);
+    bulk_load(stage + Form::kScalesAt, from, bytes, full);
+    if (!first) return;
+    bulk_load(room, slots, Form::kSlots * 4, full);
+    if (factors != nullptr) bulk_load(room + Form::kFactorsAt, factors, bytes, full);
+  }
+  __device__ __forceinline__ void next(const ProductArguments& args) { from += args.x_rows; }
+};
+
+template <class Form, class Share>
+__device__ __forceinline__ void copy_rows_of_tiles(const ProductArguments& args, uint32_t base) {
+  RingPlace place;
+  for (uint32_t turn = 0;; ++turn) {
+    const DrawnTile tile = await_tile<Form>(base, turn);
+    if (tile.block.rows == 0) return;
+    Share share(args, base, turn, tile);
+#pragma unroll 1
+    for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+      barrier_wait(base + Form::kRowsEmpty + place.barrier, place.parity ^ 1);
+      if (elected()) {
+        share.copy(args, chunk == 0, base + place.bytes, base + Form::kRowsFull + place.barrier);
+      }
+      share.next(args);
+      place.template advance<typename Form::Rows>();
+    }
+  }
+}
+
+// A lane's codes of 16 slots: words [K of 32][slot g or g + 8, K 4 t.. or 16 more].
 template <bool kTables>
 __device__ __forceinline__ void unpack_slice(const StoredCodes& codes, uint32_t table,
-                                             uint32_t to) {
+                                             uint32_t (&out)[4][4]) {
   const uint32_t words[8] = {codes.first.x,  codes.first.y,  codes.first.z,  codes.first.w,
                              codes.second.x, codes.second.y, codes.second.z, codes.second.w};
   // As unpack_fp4 has them.
@@ -215,10 +264,10 @@ __device__ __forceinline__ void unpack_slice(const StoredCodes& codes, uint32_t 
       }
       const uint32_t word = words[2 * j + upper];
       const uint32_t chosen = word & 0x77777777;
-      store_shared((to ^ (2 * j << 4)) + upper * 8 * kChunk,
-                   permute_bytes(magnitudes.x, magnitudes.y, chosen) | ((word << 4) & 0x80808080));
-      store_shared((to ^ ((2 * j + 1) << 4)) + upper * 8 * kChunk,
-                   permute_bytes(magnitudes.x, magnitudes.y, chosen >> 16) | (word & 0x80808080));
+      out[j][2 * upper] =
+          permute_bytes(magnitudes.x, magnitudes.y, chosen) | ((word << 4) & 0x80808080);
+      out[j][2 * upper + 1] =
+          permute_bytes(magnitudes.x, magnitudes.y, chosen >> 16) | (word & 0x80808080);
     }
   }
 }
@@ -229,66 +278,107 @@ __device__ __forceinline__ bool all_normal(uint32_t shifts) {
   return ((next | next >> 1) & 0x44444444) == 0x44444444;
 }
 
-template <class Form>
-struct UnpackPlace {
-  RingPlace codes;
-  RingPlace out;
-  uint32_t slice;
-
-  __device__ __forceinline__ void advance() {
-    static_assert(Form::kUnpackers < Form::kSlices);
-    slice += Form::kUnpackers;
-    if (slice < Form::kSlices) return;
-    slice -= Form::kSlices;
-    codes.template advance<typename Form::Codes>();
-    out.template advance<typename Form::Unpacked>();
+// A lane's codes of two neighbouring slices, unpacked to `to` and its neighbours in the order of
+// wgmma's B: rows of 128 bytes, 16-byte pieces exchanged by row mod 8. between() is called between
+// the two.
+template <class Form, bool kTables, class Between>
+__device__ __forceinline__ void unpack_pair(const StoredCodes (&codes)[2], uint32_t table,
+                                            uint32_t to, const Between& between) {
+#pragma unroll
+  for (uint32_t i = 0; i < 2; ++i) {
+    uint32_t word[4][4];
+    unpack_slice<kTables>(codes[i], table, word);
+#pragma unroll
+    for (uint32_t j = 0; j < 4; ++j) {
+      store_matrices((to + i * Form::kSliceBytes) ^ (2 * j << 4), word[j][0], word[j][1],
+                     word[j][2], word[j][3]);
+    }
+    if (i == 0) between();
   }
-};
+}
 
+// Whether the phase with this parity has completed.
+__device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
+}
+
+// Who unpacks: two slices of every chunk, the same ones, so that a lane's addresses never change.
 template <class Form>
-__device__ __forceinline__ void unpack_row_tiles(uint32_t base, uint32_t unpacker) {
+__device__ __forceinline__ void unpack_row_tiles(uint32_t base, uint32_t unpacker, int32_t chunks) {
   const uint32_t lane = threadIdx.x & 31;
-  const uint32_t g = lane >> 2;
-  // 16-byte pieces are exchanged by row mod 8.
-  const uint32_t to = base + Form::kUnpackedAt + g * kChunk + (lane & 3) * 4 + g * 16;
-  const uint32_t from = base + Form::kCodesAt + lane * 16;
-  const uint32_t shifts = base + Form::kCodesAt + kFp4Codes + g * 4;
-  UnpackPlace<Form> at{{}, {}, unpacker};
-  StoredCodes codes;
-  bool goes_on;
-  const auto load = [&] {
-    barrier_wait(base + Form::kCodesFull + at.codes.barrier, at.codes.parity);
-    goes_on = load_shared_word(base + Form::kGoesOn + at.codes.barrier) != 0;
-    const uint32_t strip = at.codes.bytes + at.slice / 4 * Form::kStripBytes;
-    const uint32_t warp = at.slice % 4;  // whose codes they would be, as operand A
-    codes.shift = load_shared_word(shifts + strip + warp * 32);
-    codes.first = load_shared_16(from + strip + warp * 512);
-    codes.second = load_shared_16(from + strip + warp * 512 + kFp4Codes / 2);
-  };
-  load();
-#pragma unroll 1
-  while (goes_on) {
-    __syncwarp();
-    if (lane == 0) {
-      const uint32_t loaded = codes.shift | codes.first.x | codes.second.x;
-      barrier_arrive(behind_loads(base + Form::kCodesEmpty + at.codes.barrier, loaded));
-    }
-    const UnpackPlace<Form> here = at;
-    const StoredCodes now = codes;
-    at.advance();
-    load();  // on its way meanwhile
-    const bool normal = __all_sync(0xffffffffU, all_normal(now.shift)) != 0;
-    barrier_wait(base + Form::kUnpackedEmpty + here.out.barrier, here.out.parity ^ 1);
-    const uint32_t slice = to + here.out.bytes + here.slice * Form::kSliceBytes;
-    if (normal) {
-      unpack_slice<false>(now, base + Form::kTableAt, slice);
-    } else {
-      unpack_slice<true>(now, base + Form::kTableAt, slice);
-    }
+  const uint32_t strip = base + Form::kCodesAt + unpacker / 2 * Form::kStripBytes;
+  const uint32_t from = kept(strip + unpacker % 2 * 1024 + lane * 16);
+  const uint32_t shifts = kept(strip + kFp4Codes + unpacker % 2 * 64 + (lane >> 2) * 4);
+  // Lanes of eight say where the rows of a matrix of 8 x 16 bytes go: rows 0 to 7, K 0 and 16,
+  // then rows 8 to 15.
+  const uint32_t to =
+      kept(base + Form::kUnpackedAt + unpacker * 2 * Form::kSliceBytes +
+           ((lane >> 4) * 8 + (lane & 7)) * kChunk + ((lane >> 3 & 1) ^ (lane & 7)) * 16);
+  RingPlace codes_at;
+  RingPlace out;
+  uint32_t pending = 0;  // the barrier of what was stored last
+  bool codes_there = false;
+  bool out_free = false;
+  // A fence waits until stores are done: those of a chunk have the time until the next one's codes
+  // are asked for.
+  const auto tell_pending = [&] {
+    if (pending == 0) return;
     fence_async_proxy();
     __syncwarp();
-    if (lane == 0) barrier_arrive(base + Form::kUnpackedFull + here.out.barrier);
+    if (elected()) barrier_arrive(pending);
+  };
+  for (uint32_t turn = 0;; ++turn) {
+    const int32_t rows = await_tile<Form>(base, turn).block.rows;
+    if (rows == 0) break;
+    // Who multiplies waits for who unpacks. Where it does not, codes that are there at once make it
+    // up to 5 % slower.
+    const bool hurries = rows <= 2 * kRowTilesUnit;
+#pragma unroll 1
+    for (int32_t chunk = 0; chunk < chunks; ++chunk) {
+      if (!codes_there) barrier_wait(base + Form::kCodesFull + codes_at.barrier, codes_at.parity);
+      StoredCodes codes[2];
+#pragma unroll
+      for (uint32_t i = 0; i < 2; ++i) {
+        codes[i].shift = load_shared_word(shifts + codes_at.bytes + i * 32);
+        codes[i].first = load_shared_16(from + codes_at.bytes + i * 512);
+        codes[i].second = load_shared_16(from + codes_at.bytes + i * 512 + kFp4Codes / 2);
+      }
+      tell_pending();
+      pending = base + Form::kUnpackedFull + out.barrier;
+      if (!out_free) barrier_wait(base + Form::kUnpackedEmpty + out.barrier, out.parity ^ 1);
+      const bool normal =
+          __all_sync(0xffffffffU, all_normal(codes[0].shift) && all_normal(codes[1].shift)) != 0;
+      if (elected()) {
+        const uint32_t loaded = codes[0].shift | codes[0].first.x | codes[0].second.x |
+                                codes[1].shift | codes[1].first.x | codes[1].second.x;
+        barrier_arrive(behind_loads(base + Form::kCodesEmpty + codes_at.barrier, loaded));
+      }
+      const uint32_t pair = to + out.bytes;
+      codes_at.template advance<typename Form::Codes>();
+      out.template advance<typename Form::Unpacked>();
+      // Asked for in between, so that the answers' latency passes meanwhile.
+      const auto look_ahead = [&] {
+        codes_there =
+            hurries && barrier_test(base + Form::kCodesFull + codes_at.barrier, codes_at.parity);
+        out_free =
+            hurries && barrier_test(base + Form::kUnpackedEmpty + out.barrier, out.parity ^ 1);
+      };
+      if (__builtin_expect(normal, 1)) {
+        unpack_pair<Form, false>(codes, base + Form::kTableAt, pair, look_ahead);
+      } else {
+        unpack_pair<Form, true>(codes, base + Form::kTableAt, pair, look_ahead);
+      }
+    }
   }
+  tell_pending();
 }
 
 // Who multiplies.
@@ -365,19 +455,32 @@ __device__ __forceinline__ void store_unit(const ProductArguments& args, uint32_
       }
     }
   } else {
-    const int32_t output = slot + 4 * t;
+    // Neighbours exchange here, too: even lanes get eight outputs of the first sixteen.
+    const bool odd = (t & 1) != 0;
+    const int32_t output = slot + (odd ? 16 : 0) + (t & 2) * 4;
 #pragma unroll
-    for (int32_t i = 0; i < kSlots / 16; ++i) {
-      const float* at = sum + i * 8;
-      const float2 even = load_shared_pair(scales + i * 64);
-      const float2 odd = load_shared_pair(scales + i * 64 + 32);
+    for (int32_t i = 0; i < kSlots / 16; i += 2) {
+      uint2 four[2][2];  // [sixteen][row]
+#pragma unroll
+      for (int32_t k = 0; k < 2; ++k) {
+        const float* at = sum + (i + k) * 8;
+        const float2 low = load_shared_pair(scales + (i + k) * 64);
+        const float2 high = load_shared_pair(scales + (i + k) * 64 + 32);
+#pragma unroll
+        for (int32_t r = 0; r < 2; ++r, at += 2) {
+          four[k][r] = {bits(at[0] * low.x, at[4] * high.x), bits(at[1] * low.y, at[5] * high.y)};
+        }
+      }
       const bool there = output + 16 * i < args.outputs;
 #pragma unroll
-      for (int32_t r = 0; r < 2; ++r, at += 2) {
-        const uint2 four = {bits(at[0] * even.x, at[4] * odd.x),
-                            bits(at[1] * even.y, at[5] * odd.y)};
+      for (int32_t r = 0; r < 2; ++r) {
+        const uint2 mine = odd ? four[1][r] : four[0][r];
+        const uint2 given = odd ? four[0][r] : four[1][r];
+        const uint2 other = {__shfl_xor_sync(0xffffffffU, given.x, 1),
+                             __shfl_xor_sync(0xffffffffU, given.y, 1)};
         if (!there || left <= 8 * r) continue;
-        *reinterpret_cast<uint2*>(y + r * lower + output + 16 * i) = four;
+        *reinterpret_cast<uint4*>(y + r * lower + output + 16 * i) =
+            odd ? uint4{other.x, other.y, mine.x, mine.y} : uint4{mine.x, mine.y, other.x, other.y};
       }
     }
   }
@@ -404,13 +507,11 @@ __device__ __forceinline__ void multiply_tile(const ProductArguments& args,
         warp_uniform(view.base + Form::kUnpackedAt + view.weights.bytes + part * kSlots * kChunk));
     view.wait();
     float scale[kUnits][2];
-    uint32_t loaded = 0;
 #pragma unroll
     for (int32_t u = 0; u < kUnits; ++u) {
       const uint32_t at = scales + view.rows.bytes + u * 2 * kRowTilesUnit * 4;
       scale[u][0] = load_shared_float(at);
       scale[u][1] = load_shared_float(at + 32);
-      loaded |= __float_as_uint(scale[u][0]) | __float_as_uint(scale[u][1]);
     }
 #pragma unroll
     for (int32_t u = 0; u < kUnits; ++u) {
@@ -423,8 +524,15 @@ __device__ __forceinline__ void multiply_tile(const ProductArguments& args,
       }
       wgmma_commit();
       wgmma_wait<0>();
-      if (u + 1 == kUnits) view.release(loaded);
-        // The one order of the sum.
+      if (u + 1 == kUnits) {
+        uint32_t loaded = 0;
+#pragma unroll
+        for (int32_t k = 0; k < kUnits; ++k) {
+          loaded |= __float_as_uint(scale[k][0]) | __float_as_uint(scale[k][1]);
+        }
+        view.release(loaded);
+      }
+      // The one order of the sum.
 #pragma unroll
       for (int32_t i = 0; i < kSlots / 2; ++i) {
         sum[u][i] = fmaf(partial[i], scale[u][i / 2 % 2], sum[u][i]);
@@ -448,35 +556,42 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
   const uint32_t base = (begin + 1023) & ~1023U;
   fill_shift_table(shared_memory + (base - begin) + Form::kTableAt);
   if (threadIdx.x == 0) {
-    make_ring<typename Form::Rows>(base + Form::kRowsFull, base + Form::kRowsEmpty, 1,
+    make_ring<typename Form::Rows>(base + Form::kRowsFull, base + Form::kRowsEmpty, 2,
                                    Form::kMultipliers);
     make_ring<typename Form::Codes>(base + Form::kCodesFull, base + Form::kCodesEmpty, 1,
-                                    Form::kSlices);
+                                    Form::kUnpackers);
     make_ring<typename Form::Unpacked>(base + Form::kUnpackedFull, base + Form::kUnpackedEmpty,
-                                       Form::kSlices, Form::kMultipliers);
+                                       Form::kUnpackers, Form::kMultipliers);
+    for (uint32_t i = 0; i < kToldTiles; ++i) barrier_init(base + Form::kToldFull + i * 8, 1);
     barrier_init_fence();
   }
   __syncthreads();
   await_earlier();
 
-  const int32_t warp = threadIdx.x >> 5;
-  if (warp >= Form::kMultipliers) {
-    registers_give<Form::kOtherRegisters>();
-    if (warp < Form::kMultipliers + Form::kUnpackers) {
-      unpack_row_tiles<Form>(base, warp - Form::kMultipliers);
-    } else if ((threadIdx.x & 31) == 0) {
+  const auto warp = static_cast<int32_t>(warp_uniform(threadIdx.x >> 5));
+  constexpr int32_t kCopier = Form::kMultipliers + Form::kUnpackers;
+  if (warp >= kCopier) {
+    registers_give<Form::kCopierRegisters>();
+    if (warp == kCopier) {
       copy_row_tiles<Form>(args, base);
+    } else if (warp == kCopier + 1) {
+      copy_rows_of_tiles<Form, RowCodes<Form>>(args, base);
+    } else if (warp == kCopier + 2) {
+      copy_rows_of_tiles<Form, RowScales<Form>>(args, base);
     }
-    __syncwarp();
+    return;
+  }
+  if (warp >= Form::kMultipliers) {
+    registers_give<Form::kUnpackerRegisters>();
+    unpack_row_tiles<Form>(base, warp - Form::kMultipliers, args.chunks);
     return;
   }
   registers_take<Form::kMultiplierRegisters>();
   RowTilesView<Form> view{base, warp_uniform(warp / 4), {}, {}};
   for (uint32_t turn = 0;; ++turn) {
-    barrier_wait(base + Form::kRowsFull + view.rows.barrier, view.rows.parity);
-    const DrawnTile tile = told_tile(base + Form::kToldAt, turn);
+    const DrawnTile tile = await_tile<Form>(base, turn);
     if (tile.block.rows == 0) break;
-    const uint32_t of_tile = base + Form::kTileAt + turn % kToldTiles * Form::kTileBytes;
+    const uint32_t of_tile = Form::tile_room(base, turn);
     const auto units = static_cast<uint32_t>((tile.block.rows + kRowTilesUnit - 1) / kRowTilesUnit);
     if (units > 2 + view.group) {
       multiply_tile<Form, 2, 128>(args, view, tile, of_tile);

@@ -12,7 +12,7 @@
 // and another one activations with bulk copies into a ring of 6 to 9 stages; tiles were laid out
 // by the fold, so a stage is two or three copies. Every form has the same order of the sum.
 // Four warpgroups of 64 slots, 80 tokens at most; more rows are expert_pair_strips.cuh's and
-// expert_many_rows.cuh's.
+// expert_row_tiles.cuh's.
 //
 // Tried, on one H200, gate and up:
 // - the first form read 8 weights with 12 ALU operations, and tables through three adds: 72 % of

@@ -27,7 +27,6 @@ struct PlanTotals {
   int32_t blocks;
   int32_t places;  // that it uses, gaps included
   int32_t drawn;   // tiles that were asked for in the launch under way; 0 between two launches
-  int32_t row_blocks = 0;  // in front, of experts that take row tiles (kMixedBlocks)
 };
 
 struct ProductArguments {
@@ -50,7 +49,6 @@ struct ProductArguments {
   int64_t y_stride;
   const float* row_weight;  // kSwiGlu, or null: a factor for each row; 256 more are readable
   float limit;
-  bool all_blocks;  // of a mixed plan: row tiles, or who multiplies the others, take all
 };
 
 // fp4 weights of many experts. Every form sums in the same order, so the choice changes no bit:
@@ -58,18 +56,12 @@ struct ProductArguments {
 // more rows than that are planned at all.
 void expert_product(Stream stream, ResultForm form, int32_t block_tokens,
                     const ProductArguments& args);
-// Rows of a block for so many choices of so many experts; the most where they are many.
-constexpr int32_t kManyRowsBlock = 256;
-// Fewer rows by more slots a block.
+// Rows of a block for so many choices of so many experts.
 constexpr int32_t kPairStripsBlock = 128;
-// Experts of more than kRowTilesFrom rows in blocks of whole units, up to kRowTilesUnits; the
-// others as kManyRowsBlock has them. Two launches.
-constexpr int32_t kMixedBlocks = 512;
-// The same blocks, gate and up all by row tiles, down by none.
-constexpr int32_t kRowTilesUpBlocks = 513;
-constexpr int32_t kRowTilesFrom = 128;
+// The most where they are many: whole units but for an expert's last one.
 constexpr int32_t kRowTilesUnit = 64;
 constexpr int32_t kRowTilesUnits = 4;
+constexpr int32_t kRowTilesBlock = kRowTilesUnit * kRowTilesUnits;
 int32_t expert_block_tokens(int64_t choices, int32_t experts);
 
 // fp8 weights of one matrix, args.rows rows in order; sets args.groups itself.

@@ -25,10 +25,11 @@ struct RingPlace {
   }
 };
 
-// By a whole warp that has read what it wants of a stage, behind those loads (`loaded`: bits of
-// all of them, or of the last one where the machine code keeps their order: a warp's loads of
-// shared memory return in order). Which lane says so is not asked of the thread's number, which
-// compilers read again for every stage (30 cycles) where registers are few.
+// By a whole warp that has read what it wants of a stage, behind those loads: `loaded` has bits of
+// all of them. Such loads return in order, but compilers choose that order: with bits of the last
+// one as written, products beside a busy kernel were still wrong. Which lane says so is not asked
+// of the thread's number, which compilers read again for every stage (30 cycles) where registers
+// are few.
 __device__ __forceinline__ void release_stage(uint32_t empty, uint32_t loaded) {
   __syncwarp();
   if (elected()) barrier_arrive(behind_loads(empty, loaded));
