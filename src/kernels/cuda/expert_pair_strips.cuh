@@ -397,7 +397,6 @@ __device__ __forceinline__ void consume_pair(const ProductArguments& args,
         scale[j] = load_shared_pair(scales + part * kPart * 4 + j * 32);
       }
     };
-    uint32_t loaded = 0;
     const StoredCodes first = view.wait_codes(place);
     const StoredCodes second = view.codes_of(place.bytes + Form::kStripBytes);
     unpack_fp4(first, view.table, a[0]);
@@ -410,10 +409,10 @@ __device__ __forceinline__ void consume_pair(const ProductArguments& args,
       const int32_t strip = product % 2;
       const int32_t part = product / 2;
       if (strip == 0 && part > 0) load_scales(part);
-      if (strip == 1) loaded |= bits_of(scale);
       if (product + 1 == kProducts) {
         wgmma_wait<0>();
-        view.release(place, loaded);
+        // Sums took the scales of parts before when these products took their registers.
+        view.release(place, bits_of(scale));
       } else {
         wgmma_wait<1>();
       }

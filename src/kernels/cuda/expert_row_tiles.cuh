@@ -13,8 +13,9 @@
 // behind them comes when the next chunk's codes are on their way. Three warps of the fourth copy:
 // codes, rows, and all scales; the first of them also draws tiles (drawn_tiles.cuh) and tells them.
 // A unit costs the same for 64 rows as for one, so an expert's blocks are whole units but for the
-// last; 64 rows or fewer are halved by slots. Tables of magnitudes are arithmetic, two factors of a
-// shift; blocks of zeros and shifts that make subnormal numbers take the tables in shared memory.
+// last; 64 rows or fewer, and the third of three units, are halved by slots. Tables of magnitudes
+// are arithmetic, two factors of a shift; blocks of zeros and shifts that make subnormal numbers
+// take the tables in shared memory.
 // A row gets whole sectors straight from registers; scales of slots and factors of rows came with
 // the tile.
 //
@@ -23,17 +24,20 @@
 // rows, up to 200 of few experts, and all of few experts' down; gate and up | down:
 //
 //                                                before              before
-//   7 experts of 128 rows                  54.2     62.5  |   35.0     36.2
-//   7 of 128, drawn uniformly              71.9     64.2  |   41.0     36.9
-//   7 of 220, drawn                        87.3     91.6  |   47.6     48.2
-//   7 of 256                               89.3     93.1  |   50.5     53.4
-//   7 of 585                                230      243  |    117      129
-//   7 of 585, skewed as 1 / rank            223      236  |    109      120
-//   52 of 256                               664      693  |    333      354
-//   52 of 1,890                           4,596    4,831  |  2,375    2,545
-//   384 of 256                            4,722    4,824  |  2,490    2,604
-//   384 of 256, drawn                     5,830    6,213  |  3,071    3,308
-//   384 of 256, skewed                    5,803    5,907  |  3,030    3,098
+//   7 experts of 128 rows                  55.6     62.3  |   35.8     36.4
+//   7 of 128, drawn uniformly              64.4     65.1  |   38.6     36.6
+//   7 of 160, drawn                        70.8     77.5  |   42.1     41.9
+//   7 of 220, drawn                        86.8     88.5  |   48.3     48.3
+//   7 of 256                               92.1     94.9  |   49.4     50.9
+//   7 of 300, drawn                         138      147  |   76.8     74.0
+//   7 of 585                                236      246  |    119      132
+//   7 of 585, skewed as 1 / rank            226      240  |    117      128
+//   52 of 128, drawn                        478      472  |    242      244
+//   52 of 256                               690      719  |    355      377
+//   52 of 1,890                           5,071    5,245  |  2,625    2,813
+//   384 of 256                            4,953    5,130  |  2,634    2,782
+//   384 of 256, drawn                     5,791    6,188  |  3,052    3,262
+//   384 of 256, skewed                    6,102    6,126  |  3,096    3,196
 //
 // What limits it. Blocks of 256 rows: shared memory. A chunk asks for 1,284 cycles of it: operands
 // 768, copies 322, codes and what they become 194; its products take 1,280 (80 for 64 rows by 128
@@ -51,6 +55,7 @@
 //   58 | 90.
 // - two units of few rows by half of the slots for each warpgroup, both products under way: 57.
 //   Products of two chunks under way: the compiler has too few registers, whatever is left out.
+// - the third of three units by one warpgroup: 7 experts of 128 rows, drawn, 72 us instead of 64.
 // - tables from shared memory: 5 % slower with 256 rows, 14 % with 128.
 // - the kernel that had rows as B, 256 of them, weights unpacked in registers: 61 | 102.
 //   7 experts of 585 rows 259 where it is 230 here, 384 of 256 6,024 and 4,830. It read scales for
@@ -393,7 +398,27 @@ struct RowTilesView {
     barrier_wait(base + Form::kRowsFull + rows.barrier, rows.parity);
     barrier_wait(base + Form::kUnpackedFull + weights.barrier, weights.parity);
   }
-  __device__ __forceinline__ void release(uint32_t loaded) const {
+  __device__ __forceinline__ uint64_t unit_descriptor(uint32_t unit) const {
+    return swizzled_descriptor(warp_uniform(base + rows.bytes + unit * Form::kUnitBytes));
+  }
+  __device__ __forceinline__ uint64_t slots_descriptor(uint32_t slot) const {
+    return swizzled_descriptor(
+        warp_uniform(base + Form::kUnpackedAt + weights.bytes + slot * kChunk));
+  }
+  // Of row `row` of a unit, and of the one 8 further.
+  __device__ __forceinline__ float2 scales(uint32_t unit, int32_t row) const {
+    const uint32_t at = base + Form::kScalesAt + rows.bytes +
+                        (unit * kRowTilesUnit + static_cast<uint32_t>(row)) * 4;
+    return {load_shared_float(at), load_shared_float(at + 32)};
+  }
+  // Behind the loads of these.
+  template <int kCount>
+  __device__ __forceinline__ void release(const float2 (&loaded_scales)[kCount]) const {
+    uint32_t loaded = 0;
+#pragma unroll
+    for (const float2& scale : loaded_scales) {
+      loaded |= __float_as_uint(scale.x) | __float_as_uint(scale.y);
+    }
     __syncwarp();
     if (!elected()) return;
     barrier_arrive(behind_loads(base + Form::kRowsEmpty + rows.barrier, loaded));
@@ -486,6 +511,35 @@ __device__ __forceinline__ void store_unit(const ProductArguments& args, uint32_
   }
 }
 
+// The product of a unit's chunk with kSlots slots.
+template <int kSlots>
+__device__ __forceinline__ void multiply_unit(uint64_t a, uint64_t b,
+                                              float (&partial)[kSlots / 2]) {
+  wgmma_fence();
+#pragma unroll
+  for (int32_t j = 0; j < 4; ++j) {
+    Wgmma<kSlots, false>::run(partial, advance_descriptor(a, 32 * j), advance_descriptor(b, 32 * j),
+                              j > 0);
+  }
+  wgmma_commit();
+  wgmma_wait<0>();
+}
+
+// The one order of the sum.
+template <int kCount>
+__device__ __forceinline__ void promote_unit(const float (&partial)[kCount], float2 scale,
+                                             float (&sum)[kCount]) {
+#pragma unroll
+  for (int32_t i = 0; i < kCount; ++i) {
+    sum[i] = fmaf(partial[i], i / 2 % 2 == 0 ? scale.x : scale.y, sum[i]);
+  }
+}
+
+// Row of the block's first unit that this thread has, and the one 8 further.
+__device__ __forceinline__ int32_t row_of_unit() {
+  return static_cast<int32_t>((threadIdx.x & 127) / 32 * 16 + ((threadIdx.x & 31) >> 2));
+}
+
 // kUnits units of 64 rows, every other one, by all slots of the tile; or one by the warpgroup's
 // half of them.
 template <class Form, int kUnits, int kSlots>
@@ -496,47 +550,22 @@ __device__ __forceinline__ void multiply_tile(const ProductArguments& args,
   static_assert(!kHalf || kUnits == 1);
   const uint32_t unit = kHalf ? 0 : view.group;
   const uint32_t part = kHalf ? view.group : 0;
-  const int32_t mine = (threadIdx.x & 127) / 32 * 16 + ((threadIdx.x & 31) >> 2);
+  const int32_t mine = row_of_unit();
   float sum[kUnits][kSlots / 2] = {};
-  const uint32_t scales = view.base + Form::kScalesAt + unit * kRowTilesUnit * 4 + mine * 4;
 #pragma unroll 1
   for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
-    const uint64_t a =
-        swizzled_descriptor(warp_uniform(view.base + view.rows.bytes + unit * Form::kUnitBytes));
-    const uint64_t b = swizzled_descriptor(
-        warp_uniform(view.base + Form::kUnpackedAt + view.weights.bytes + part * kSlots * kChunk));
+    const uint64_t a = view.unit_descriptor(unit);
+    const uint64_t b = view.slots_descriptor(part * kSlots);
     view.wait();
-    float scale[kUnits][2];
+    float2 scale[kUnits];
 #pragma unroll
-    for (int32_t u = 0; u < kUnits; ++u) {
-      const uint32_t at = scales + view.rows.bytes + u * 2 * kRowTilesUnit * 4;
-      scale[u][0] = load_shared_float(at);
-      scale[u][1] = load_shared_float(at + 32);
-    }
+    for (uint32_t u = 0; u < kUnits; ++u) scale[u] = view.scales(unit + 2 * u, mine);
 #pragma unroll
     for (int32_t u = 0; u < kUnits; ++u) {
       float partial[kSlots / 2];
-      wgmma_fence();
-#pragma unroll
-      for (int32_t j = 0; j < 4; ++j) {
-        Wgmma<kSlots, false>::run(partial, advance_descriptor(a, u * 2 * Form::kUnitBytes + 32 * j),
-                                  advance_descriptor(b, 32 * j), j > 0);
-      }
-      wgmma_commit();
-      wgmma_wait<0>();
-      if (u + 1 == kUnits) {
-        uint32_t loaded = 0;
-#pragma unroll
-        for (int32_t k = 0; k < kUnits; ++k) {
-          loaded |= __float_as_uint(scale[k][0]) | __float_as_uint(scale[k][1]);
-        }
-        view.release(loaded);
-      }
-      // The one order of the sum.
-#pragma unroll
-      for (int32_t i = 0; i < kSlots / 2; ++i) {
-        sum[u][i] = fmaf(partial[i], scale[u][i / 2 % 2], sum[u][i]);
-      }
+      multiply_unit<kSlots>(advance_descriptor(a, u * 2 * Form::kUnitBytes), b, partial);
+      if (u + 1 == kUnits) view.release(scale);
+      promote_unit(partial, scale[u], sum[u]);
     }
     view.advance();
   }
@@ -546,6 +575,41 @@ __device__ __forceinline__ void multiply_tile(const ProductArguments& args,
     const auto first = static_cast<int32_t>(unit + 2 * u) * kRowTilesUnit + mine;
     store_unit<Form, kSlots>(args, of_tile, tile.block, first, slot, sum[u]);
   }
+}
+
+// Three units: one of its own, and the third by its half of the slots.
+template <class Form>
+__device__ __forceinline__ void multiply_three(const ProductArguments& args,
+                                               RowTilesView<Form>& view, const DrawnTile& tile,
+                                               uint32_t of_tile) {
+  constexpr int kHalf = Form::kSlots / 2;
+  const int32_t mine = row_of_unit();
+  float own[Form::kSlots / 2] = {};
+  float third[kHalf / 2] = {};
+#pragma unroll 1
+  for (int32_t chunk = 0; chunk < args.chunks; ++chunk) {
+    const uint64_t a = view.unit_descriptor(view.group);
+    const uint64_t a_third = view.unit_descriptor(2);
+    const uint64_t b = view.slots_descriptor(0);
+    const uint64_t b_half = view.slots_descriptor(view.group * kHalf);
+    view.wait();
+    const float2 scale[2] = {view.scales(view.group, mine), view.scales(2, mine)};
+    // In the same registers: of two kinds at once, ptxas says, there are too many.
+    float partial[Form::kSlots / 2];
+    multiply_unit<Form::kSlots>(a, b, partial);
+    promote_unit(partial, scale[0], own);
+    auto& half = reinterpret_cast<float(&)[kHalf / 2]>(partial);
+    multiply_unit<kHalf>(a_third, b_half, half);
+    view.release(scale);
+    promote_unit(half, scale[1], third);
+    view.advance();
+  }
+  const int32_t slot = tile.tile * Form::kSlots;
+  store_unit<Form, Form::kSlots>(args, of_tile, tile.block,
+                                 static_cast<int32_t>(view.group) * kRowTilesUnit + mine, slot,
+                                 own);
+  store_unit<Form, kHalf>(args, of_tile, tile.block, 2 * kRowTilesUnit + mine,
+                          slot + static_cast<int32_t>(view.group) * kHalf, third);
 }
 
 template <class Form>
@@ -593,8 +657,10 @@ __global__ void __launch_bounds__(Form::kThreads, 1)
     if (tile.block.rows == 0) break;
     const uint32_t of_tile = Form::tile_room(base, turn);
     const auto units = static_cast<uint32_t>((tile.block.rows + kRowTilesUnit - 1) / kRowTilesUnit);
-    if (units > 2 + view.group) {
+    if (units > 3) {
       multiply_tile<Form, 2, 128>(args, view, tile, of_tile);
+    } else if (units == 3) {
+      multiply_three<Form>(args, view, tile, of_tile);
     } else if (units > 1) {
       multiply_tile<Form, 1, 128>(args, view, tile, of_tile);
     } else {
