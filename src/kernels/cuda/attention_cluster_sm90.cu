@@ -16,20 +16,23 @@
 // the launch in front makes q and nothing else that is read here, keys are found, brought and
 // decoded while that launch is under way.
 //
-// Measured on one H200, one launch behind the other: 11.1 us for one row, 11.3 for 4, 13.1 for 8
-// (eight CTAs each from 8 on), 13.9 for 15; before, with eight CTAs that sent each other their
-// probabilities, 14.0, 14.1, 15.2 and 16.0. Between products of a layer's size, of which the one in
-// front makes q: 11.5 us for one row, 12.0 for 4, 13.5 for 8, before 14.8, 15.3 and 16.2. By clocks
-// inside a launch of one row that had to wait for q, in cycles from then: products begin 2,500 (the
-// last values are decoded at 3,700), scores 5,700, largest scores told 7,300 and known 8,300,
-// probabilities 9,600, in the L2 10,600, there 11,600, sums 12,800, stored 13,700. Before the wait:
-// 2,100 for row and count, 2,900 for the list, 2,800 to load and decode own keys.
-// Tried: probabilities from block to block of the cluster: they come at 15 bytes a cycle, 92 kB in
-// 5,100 to 7,500, 2,400 by way of the L2. Values summed by mma, which has the bits of wgmma (24
-// cycles a step alone; each warp then reads its operands for itself, 80 cycles). Waits and places
-// worked out between the steps of the sums: 100 cycles a step instead of 30. The steps of finding
-// stabilisers as a walk with branches over the CTAs' parts (4,300 cycles). Next: the scores, whose
-// 32 products take 90 cycles each while values are decoded beside them; largest scores by one copy.
+// Measured on one H200, one launch behind the other, in one run, before in brackets: 8.9 us for one
+// row (10.2), 9.5 for 4 (10.7), 13.3 for 8 (14.4; eight CTAs each from 8 on), 14.2 for 15 (15.0).
+// Behind a launch that makes q: 8.9 (9.9), 9.2 (10.2) and 13.0 (13.8). The difference: one warp
+// asks for the row's descriptor (0.6 us; when all did by loads past the L1, 4 rows took 1.6 more),
+// products wait once for all of q instead of for every 64 channels with a fence each (0.45), and
+// all warps of the scores tell the largest, not one whose copies start one after the other (0.4).
+// By clocks inside a launch of one row that had to wait for q, in cycles from then: q there 1,800,
+// scores 2,800, largest scores told 4,100 and known 4,550, stabilisers 5,000, probabilities 5,900,
+// in the L2 6,850, there 7,650, sums 8,800, stored 9,700. Before the wait: 1,600 to begin, 900 for
+// row and count, 1,250 for the list, 2,400 to load and decode own keys. Tried: probabilities from
+// block to block of the cluster: they come at 15 bytes a cycle, 92 kB in 5,100 to 7,500, 2,400 by
+// way of the L2. Values summed by mma, which has the bits of wgmma (24 cycles a step alone; each
+// warp then reads its operands for itself, 80 cycles). Waits and places worked out between the
+// steps of the sums: 100 cycles a step instead of 30. The steps of finding stabilisers as a walk
+// with branches over the CTAs' parts (4,300 cycles). Products of 64, 128 or 256 channels behind
+// each other while the rest of q comes, which another warpgroup brings (0.3 to 0.9 us more);
+// largest scores as 16-byte stores from block to block instead of copies (no difference).
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -79,8 +82,7 @@ struct Form {
   // Largest scores, [block][which of the CTAs that have keys of it][head].
   static constexpr uint32_t kLargestAt = kKeyListAt + kSlots * 8;
   static constexpr uint32_t kArrivedAt = kLargestAt + kLargestBytes;  // all probabilities
-  static constexpr uint32_t kQueriesAt = kArrivedAt + 8;              // one a tile of q
-  static constexpr uint32_t kToldAt = kQueriesAt + 8 * 8;  // all largest scores are there
+  static constexpr uint32_t kToldAt = kArrivedAt + 8;  // all largest scores are there
   static constexpr uint32_t kBytes = kToldAt + 8 + 1024;
   static_assert(kBytes <= 227 * 1024);
   // Where q and own keys were, after the first meeting: groups of probabilities of this CTA's heads
@@ -222,26 +224,23 @@ struct ValuePiece {
   }
 };
 
-// q on its way to shared memory, by a warpgroup; a barrier tells that a tile of 64 channels is
-// there. The last may have to turn on the way: it is in registers until finish().
+// q on its way to shared memory, by a warpgroup. The last 64 channels may have to turn on the way:
+// they are in registers until finish().
 struct Queries {
   static constexpr int32_t kTiles = kWidth / 64;
   static constexpr int32_t kEach = kGroup / 8;  // heads at a time
   static constexpr uint32_t kLastAt = (kTiles - 1) * kTileBytes;
   bool turns;
   uint32_t to;
-  uint32_t barriers;
   Turn turn = {};
   uint4 last[kHeads / kEach];
 
-  __device__ __forceinline__ void start(const AttentionCall& call, int32_t row, uint32_t shared,
-                                        uint32_t barriers_at) {
+  __device__ __forceinline__ void start(const AttentionCall& call, int32_t row, uint32_t shared) {
     const int32_t thread = threadIdx.x & (kGroup - 1);
     const int32_t chunk = thread & 7;
     const Bf16* q = call.q + row * call.q_stride + (thread >> 3) * kWidth + chunk * 8;
     turns = call.turns != 0;
     to = shared + kQAt + (thread >> 3) * 128 + ((chunk ^ (thread >> 3)) & 7) * 16;
-    barriers = barriers_at;
     if (turns) {
 #pragma unroll
       for (int32_t i = 0; i < kHeads / kEach; ++i) {
@@ -256,16 +255,20 @@ struct Queries {
       for (int32_t i = 0; i < kHeads / kEach; ++i) {
         copy_16(to + tile * kTileBytes + i * (kEach * 128), q + i * kEach * kWidth + tile * 64);
       }
-      copy_arrive(barriers + tile * 8);
     }
   }
+  // All of it is there, for all of the warpgroup.
   __device__ __forceinline__ void finish() const {
-    if (!turns) return;
+    if (turns) {
 #pragma unroll
-    for (int32_t i = 0; i < kHeads / kEach; ++i) {
-      store_shared(to + kLastAt + i * (kEach * 128), turn.turns ? turn.forward(last[i]) : last[i]);
+      for (int32_t i = 0; i < kHeads / kEach; ++i) {
+        store_shared(to + kLastAt + i * (kEach * 128),
+                     turn.turns ? turn.forward(last[i]) : last[i]);
+      }
     }
-    barrier_arrive(barriers + (kTiles - 1) * 8);
+    copy_wait();
+    fence_async_proxy();
+    named_sync(2, kGroup);
   }
 };
 
@@ -357,9 +360,12 @@ __device__ __forceinline__ void tell_largest(const Geometry& g, const Share<F>& 
   }
   fence_async_proxy();
   named_sync(2, kGroup);
-  const int32_t to = thread % F::kCluster;
-  const int32_t which = thread / F::kCluster;
-  if (to != rank && which < blocks) {
+  // A warp starts one copy after the other, so every warp starts its part of them.
+  constexpr int32_t kEach = 2 * F::kCluster / (kGroup / 32);
+  const int32_t number = (thread & 31) * (kGroup / 32) + (thread >> 5);
+  const int32_t to = number % F::kCluster;
+  const int32_t which = number / F::kCluster;
+  if ((thread & 31) < kEach && to != rank && which < blocks) {
     bulk_copy_remote(shared + F::kLargestAt + share.largest_at(rank, block + which), kHeads * 4,
                      shared + F::kToldAt, to);
   }
@@ -549,7 +555,6 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
   const auto rank = static_cast<int32_t>(cluster_rank());
   const int32_t part = rank / F::kHeadParts;  // of the channels
   const int32_t row = blockIdx.x / F::kCluster;
-  if (thread < kWidth / 64) barrier_init(shared + F::kQueriesAt + thread * 8, kGroup);
   if (thread == 0) {
     barrier_init(shared + F::kArrivedAt, 1);
     barrier_init(shared + F::kToldAt, F::kCluster);
@@ -562,19 +567,27 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
   cluster_arrive();  // this CTA has begun
   // Where the kernel in front makes q alone, all of the keys is work for the time that it takes.
   const bool early = call.keys_early != 0;
+  __shared__ __align__(16) AttentionRow descriptor;
+  __shared__ int32_t selected;
+  if (warp == 0) fetch_row(call.rows + row, &descriptor);
   if (!early) await_earlier();
-  const AttentionRow* descriptor = call.rows + row;
-  const Geometry g = geometry_of(descriptor);
+  if (warp == 0) {
+    __syncwarp();
+    if (thread == 0) selected = written_selection_of(descriptor);
+  }
+  __syncthreads();
+  Geometry g;
+  g.set(static_cast<int32_t>(descriptor.position - descriptor.window_begin) + 1, selected);
   const Share<F> share(g);
   const int32_t first = share.first(rank);
   const int32_t own = share.count(rank);
   const uint32_t list = shared + F::kKeyListAt;
   {
     ListBuilder<kThreads> builder;
-    builder.load_entries(descriptor);
-    builder.write_window(descriptor, g, list);
-    builder.load_pages(descriptor);
-    builder.write_selected(descriptor, g, list);
+    builder.load_entries(&descriptor, g.selected);
+    builder.write_window(&descriptor, g, list);
+    builder.load_pages(&descriptor, g.selected);
+    builder.write_selected(&descriptor, g, list);
   }
   __syncthreads();
   // What comes.
@@ -616,7 +629,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
       }
     }
   } else if (!early && own > 0) {
-    queries.start(call, row, shared, shared + F::kQueriesAt);
+    queries.start(call, row, shared);
   }
 #pragma unroll
   for (int32_t i = 0; i < kOwnPieces; ++i) {
@@ -631,7 +644,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
   if (warp < 4) {
     if (early) {
       await_earlier();
-      if (own > 0) queries.start(call, row, shared, shared + F::kQueriesAt);
+      if (own > 0) queries.start(call, row, shared);
     }
     cluster_wait();  // all CTAs have begun
     named_sync(1, kThreads);
@@ -639,20 +652,18 @@ __global__ void __launch_bounds__(kThreads, 1) attention_cluster_kernel(const At
     // A CTA without keys leaves the place of q to what comes: no one waits for its scores.
     if (own > 0) {
       hold_registers(s);
-#pragma unroll 1
+      queries.finish();
+      wgmma_fence();
+#pragma unroll
       for (int32_t tile = 0; tile < Queries::kTiles; ++tile) {
-        if (tile == Queries::kTiles - 1) queries.finish();
-        barrier_wait(shared + F::kQueriesAt + tile * 8, 0);
-        fence_async_proxy();
-        wgmma_fence();
         const uint64_t q_operand = swizzled_descriptor(shared + kQAt + tile * kTileBytes);
         const uint64_t k_operand = swizzled_descriptor(own_tile<F>(shared, tile, part, first));
 #pragma unroll
         for (int32_t k = 0; k < 4; ++k) {
           product_scores_16(s, q_operand + k * 2, k_operand + k * 2, tile != 0 || k != 0);
         }
-        wgmma_commit();
       }
+      wgmma_commit();
       wgmma_wait<0>();
       hold_registers(s);
       tell_largest<F>(g, share, rank, shared, s);

@@ -58,8 +58,24 @@ constexpr uint32_t kWarpBytes = kWarpListAt + kWarpSelected * 8;
 constexpr uint32_t kSharedBytes = kStagingAt + kProducers / 32 * kWarpBytes + 1024;
 static_assert(kSharedBytes <= 227 * 1024);
 
+// A row's descriptor to shared memory, by a warp. It is older than the launch in front, so it may
+// be read before the wait. All threads that each ask the L2 for it wait in its queue (four rows of
+// sixteen blocks: 12.2 us instead of 10.1).
+__device__ __forceinline__ void fetch_row(const AttentionRow* at, AttentionRow* to) {
+  constexpr uint32_t kParts = sizeof(AttentionRow) / sizeof(uint4);
+  static_assert(kParts * sizeof(uint4) == sizeof(AttentionRow));
+  const uint32_t lane = threadIdx.x & 31;
+  if (lane < kParts) {
+    reinterpret_cast<uint4*>(to)[lane] = load_written(reinterpret_cast<const uint4*>(at) + lane);
+  }
+}
+// How many keys are selected: behind the wait; and before it, where the launch in front makes
+// queries alone.
 __device__ __forceinline__ int32_t selection_of(const AttentionRow& row) {
   return row.selected_count == nullptr ? 0 : *row.selected_count;
+}
+__device__ __forceinline__ int32_t written_selection_of(const AttentionRow& row) {
+  return row.selected_count == nullptr ? 0 : load_written(row.selected_count);
 }
 
 // Which keys of the list a block holds.
@@ -134,8 +150,7 @@ struct ListBuilder {
   int32_t entry[kEach];
   int32_t page[kEach];
 
-  __device__ __forceinline__ void load_entries(const AttentionRow* row) {
-    const int32_t count = selection_of(*row);
+  __device__ __forceinline__ void load_entries(const AttentionRow* row, int32_t count) {
     const int32_t* selected = row->selected;
 #pragma unroll
     for (int32_t i = 0; i < kEach; ++i) {
@@ -143,8 +158,8 @@ struct ListBuilder {
       entry[i] = at >= 0 ? load_written(selected + at) : 0;
     }
   }
-  __device__ __forceinline__ void load_pages(const AttentionRow* row) {
-    if (selection_of(*row) == 0) return;
+  __device__ __forceinline__ void load_pages(const AttentionRow* row, int32_t count) {
+    if (count == 0) return;
     const auto per_page = static_cast<uint32_t>(row->global.records_per_page);
     const int32_t* table = row->global.page_table;
 #pragma unroll
