@@ -77,15 +77,35 @@ struct Stabiliser {
   }
 };
 
+// The same for a thread's two heads, from the largest of the scores that the thread itself has.
+// Lanes only look for a head's largest where one of the warp's moves, which is seldom: what they
+// exchange waits behind the tensor cores' reads of shared memory.
+struct Rescales {
+  float upper = 1.0F;
+  float lower = 1.0F;
+};
+__device__ __forceinline__ Rescales move_stabilisers(Stabiliser& upper, Stabiliser& lower,
+                                                     float best_upper, float best_lower,
+                                                     bool first) {
+  Rescales rescales;
+  const bool moves = best_upper > upper.top + 8.0F || best_lower > lower.top + 8.0F;
+  if (first || __any_sync(0xFFFFFFFFU, moves)) {
+    rescales.upper = upper.move(quad_max(best_upper), first);
+    rescales.lower = lower.move(quad_max(best_lower), first);
+  }
+  return rescales;
+}
+
 // One head's softmax over the blocks.
 struct Softmax {
   Stabiliser stabiliser;
   float sum = 0.0F;  // of the groups of this lane
   float sums[4];     // of this thread's probabilities of the last block, by group
 
-  // s: this thread's 16 scores of the head at s[4 i + offset], in log2 units after `scale`.
+  // The largest of them. s: this thread's 16 scores of the head at s[4 i + offset], in log2 units
+  // after `scale`.
   template <int32_t kOffset>
-  __device__ __forceinline__ static float best_of(const float (&s)[32], float scale) {
+  __device__ __forceinline__ static float own_best(const float (&s)[32], float scale) {
     float even_best = s[kOffset];
     float odd_best = s[kOffset + 1];
 #pragma unroll
@@ -93,7 +113,7 @@ struct Softmax {
       even_best = fmaxf(even_best, s[4 * i + kOffset]);
       odd_best = fmaxf(odd_best, s[4 * i + kOffset + 1]);
     }
-    return quad_max(fmaxf(even_best, odd_best)) * scale;
+    return fmaxf(even_best, odd_best) * scale;
   }
   // Their probabilities come into their place.
   template <int32_t kOffset>
@@ -103,13 +123,6 @@ struct Softmax {
       float* group = s + 8 * i + kOffset;
       sums[i] = exponentiate(group[0], group[1], group[4], group[5], scale, stabiliser.top);
     }
-  }
-  // Both; returns what earlier sums are multiplied with.
-  template <int32_t kOffset>
-  __device__ __forceinline__ float update(float (&s)[32], float scale, bool first) {
-    const float rescale = stabiliser.move(best_of<kOffset>(s, scale), first);
-    exponentiate_all<kOffset>(s, scale);
-    return rescale;
   }
   // Adds the last block's, when others no longer wait for its probabilities.
   __device__ __forceinline__ void add(float rescale, bool first) {

@@ -12,27 +12,40 @@
 // the blocks' scores and hand stabilisers and sums to each other, thread by thread; one adds up the
 // values, and before there are any looks up where the selected keys lie; two decode.
 //
-// Measured on one H200: 18.7 us for 16 rows, 20.0 for 64, where two CTAs that both decode and score
-// all keys took 26; 9.3 with window keys alone. By clocks inside a launch of 36,000 cycles, when
-// both CTAs had three places of keys (22.0 us at 64 rows): 4,400 until the window's keys are there,
-// 2,400 to store after the last sum. Between them a block took 2,230: its way from decoded keys by
-// scores (800), the other CTA (1,000, then 1,900 for the other channels and the softmax), back
-// (1,000) and values (1,000) takes 6,700 until its place is free again. Hence a fourth place in the
-// first CTA, which keeps no scores. The decoding warps looked up the selection themselves before,
-// between keys of the window, and waited for it: 20.9. One warpgroup for the scores took 24.9.
+// Products take half of q and all probabilities from registers. The window is decoded before
+// anything waits for the selection's list, whose first keys follow into places of the window's as
+// these get free. All warps but those that decode store the result.
 //
-// Tried since, at 64 rows (20.0 us) and 16 (18.9): the window decoded before anything waits for the
-// selection's list, a descriptor's words asked for at once and results turned in registers: 19.7
-// and 18.0. With half of q in registers as the products' operand (no gain by itself) and its place
-// for keys, so five places and four: 19.3 and 17.8. The sums of probabilities while the next scores
-// are multiplied: no difference. Three warpgroups of scores, with values by products of 64
-// channels: 26.1. Keys decoded to registers before their place is free: 0.5 more. Results by the
-// copy engine: none. None of it is taken: the faster the form, the more rows came out slightly
-// wrong, now and then. Of 16,700 rows whose softmax has few heavy keys, 7 with the more places, 1
-// with keys in registers; with the window first none, but its chain of operations differed once at
-// 65 rows, with keys early. Each was off in a single head or two by a part of a key's
-// probability, so a score or probability is read when it should not be. Suspected: the scores'
-// place is given back when its loads are asked for, not when they are over.
+// Measured on one H200, in one run, before in brackets: 18.0 us for 16 rows (18.7), 18.7 for 33
+// (19.2), 20.1 for 64 (20.2); behind a launch that makes q, 17.5 and 19.6 (18.6 and 19.9). Two CTAs
+// that both decode and score all keys took 26. By clocks inside a launch of 64 rows (36,700 cycles,
+// in the form before): 5,900 from the wait until the window's keys are there, for which, with q,
+// all CTAs ask at once (8.5 MB: a load then takes 3,000 cycles, of 16 rows 1,000), 5,800 to the
+// first probabilities, 2,400 a block, 2,600 from the last probabilities to the end.
+//
+// What limits it: the second CTA's warpgroups of scores are never idle, with 4,750 cycles for each
+// second block, of which are products 1,100, sums so far 480, the largest 570, exponentials 1,100,
+// the message 700, sums 530. The units are not busy (tensor cores 29 %, issue 32 %), nor is waiting
+// at barriers what keeps memory busy (hints to sleep longer changed no count). But shared memory's
+// banks are: 18,400 cycles of reads and writes a CTA, nearly all in the 24,000 of the main part
+// (wgmma's operands 7,900, loads 4,200, stores and copies 6,300, by ncu). That is taken to be why
+// every load, shuffle and arrival lasts some hundred cycles, and what runs beside a product makes
+// that longer. With half of q in registers banks are read
+// 1,500 cycles less and 16 rows take 0.5 us less; all of q (64 registers) does not fit beside 176
+// for the values, five eighths of it gain nothing more and six eighths spill. Less traffic is the
+// way on: keys that are decoded without a stop in shared memory (160 cycles a block), the other
+// half of q (128).
+//
+// Tried, same bits each: three warpgroups of scores (80 registers; values by products of 64
+// channels with probabilities from registers): 0.2 us less at 16 rows, 1 more at 64, since each of
+// their steps takes as much longer; sums of probabilities while the next scores are multiplied: the
+// product then takes 2,000 cycles instead of 1,100 and 530; window and q asked for into the L2
+// before the wait: 0.3 less where nothing of it was there, 0.2 more behind a launch that makes q;
+// every thread loading the row's descriptor: 1.3 more at 64; a fifth place of keys in the first CTA
+// (one more in the second): 0.4 less, but no registers for the rest; one warpgroup for the
+// scores: 24.9; results by the copy engine: none. Scores whose halves of the channels are summed
+// apart would need one way over instead of two, but the kernel of many rows has no registers for a
+// second sum.
 #include <cuda_runtime.h>
 
 #include "kernels/cuda/attention_heads.cuh"
@@ -81,8 +94,8 @@ constexpr uint32_t kWarpPartBytes = kUnitListAt + kWarpSelected * 8;
 constexpr uint32_t kHandedTopsAt = kWarpsAt + kProducers / 32 * kWarpPartBytes;
 constexpr uint32_t kHandedSumsAt = kHandedTopsAt + 2 * kGroup * 8;
 constexpr uint32_t kBarsAt = kHandedSumsAt + 2 * kGroup * 8;
-constexpr uint32_t kPairBytes = kBarsAt + 168 + 1024;
-static_assert(kPairBytes <= 227 * 1024);
+constexpr uint32_t kPairBytes = kBarsAt + 176 + 1024;
+static_assert(kPairBytes + sizeof(AttentionRow) + 16 <= 227 * 1024);
 
 struct Shared {
   uint32_t base;
@@ -109,6 +122,10 @@ struct Shared {
   __device__ __forceinline__ uint32_t list_full() const {
     return base + kBarsAt + (2 * kPlacesMax + 12) * 8;
   }
+  // How long the selection is.
+  __device__ __forceinline__ uint32_t count_full() const {
+    return base + kBarsAt + (2 * kPlacesMax + 13) * 8;
+  }
   // What the warpgroup i needs from the other is there.
   __device__ __forceinline__ uint32_t tops_full(int32_t i) const {
     return base + kBarsAt + (2 * kPlacesMax + 8 + i) * 8;
@@ -117,7 +134,7 @@ struct Shared {
     return base + kBarsAt + (2 * kPlacesMax + 10 + i) * 8;
   }
 };
-static_assert((2 * kPlacesMax + 13) * 8 <= 168);
+static_assert((2 * kPlacesMax + 14) * 8 <= 176);
 
 // A place in a ring and the parity of its round.
 struct Turnstile {
@@ -187,10 +204,10 @@ struct Producer {
 
 // Where the row's selected keys lie, to the lists of the warps that bring them: by a warpgroup that
 // has nothing else to do yet, while they bring the window.
-__device__ __forceinline__ void look_up(const AttentionRow* row, const Shared& shared) {
+__device__ __forceinline__ void look_up(const AttentionRow* row, int32_t count,
+                                        const Shared& shared) {
   constexpr int32_t kEach = kAttentionSelectedMax / kGroup;
   const int32_t thread = threadIdx.x & (kGroup - 1);
-  const int32_t count = selection_of(*row);
   if (count > 0) {
     const PagedRecords global = row->global;
     const auto per_page = static_cast<uint32_t>(global.records_per_page);
@@ -217,9 +234,9 @@ __device__ __forceinline__ void look_up(const AttentionRow* row, const Shared& s
   if ((thread & 31) == 0) barrier_arrive(shared.list_full());
 }
 
-__device__ __forceinline__ void produce(const AttentionCall& call, int32_t row, int32_t rank,
-                                        const Shared& shared) {
-  Producer p(call.rows + row, rank, shared);
+__device__ __forceinline__ void produce(const AttentionRow* row, const int32_t* selected,
+                                        int32_t rank, const Shared& shared) {
+  Producer p(row, rank, shared);
   const int32_t window = static_cast<int32_t>(p.row->position - p.row->window_begin) + 1;
   const int32_t window_blocks = (window + kBlock - 1) / kBlock;
   static_assert(kAttentionWindowMax / kBlock * 2 == kUnits);
@@ -236,22 +253,15 @@ __device__ __forceinline__ void produce(const AttentionCall& call, int32_t row, 
       copy_commit();
     }
   }
-  const int32_t blocks = (selection_of(*p.row) + kBlock - 1) / kBlock;
-  bool listed = false;
-  // Into a place of the warp's ring, when it is free.
-  const auto copy_ahead = [&](int32_t unit, int32_t block) {
-    if (block < blocks) {
-      if (!listed) barrier_wait(shared.list_full(), 0);
-      listed = true;
-      p.copy_global(unit, block);
-    }
-    copy_commit();
+  // The selection's first blocks follow into the places of the window's as these get free, if by
+  // then it is known where they lie; else behind the window.
+  int32_t blocks = -1;  // of the selection
+  int32_t asked = 0;
+  int32_t asked_late = 0;  // behind how many steps the first was
+  const auto copy_next = [&] {
+    if (asked < blocks) p.copy_global(asked, asked);
+    ++asked;
   };
-  const int32_t first = window_blocks * 2 % kUnits;  // unit of the selection's first block
-  if (first != 0) {                                  // half of the ring has had nothing
-    copy_ahead(first, 0);
-    copy_ahead(first + 1, 1);
-  }
 #pragma unroll 1
   for (int32_t i = 0; i < window_blocks * 2; ++i) {
     copy_wait_but<kUnits - 1>();
@@ -265,6 +275,12 @@ __device__ __forceinline__ void produce(const AttentionCall& call, int32_t row, 
     scales[0] = load_shared_byte(at);
     scales[1] = load_shared_byte(at + 2);
     __syncwarp();
+    if (blocks < 0 && __all_sync(0xFFFFFFFFU, barrier_passed(shared.list_full(), 0))) {
+      blocks = (*selected + kBlock - 1) / kBlock;
+      asked_late = i;
+    }
+    while (blocks >= 0 && asked <= i) copy_next();
+    copy_commit();
     if (second == 0) p.wait_place();
     const uint32_t to = p.place + p.to.at * kPlaceBytes;
 #pragma unroll
@@ -272,11 +288,29 @@ __device__ __forceinline__ void produce(const AttentionCall& call, int32_t row, 
       store_window(codes[k], scales[k], to + (second * 2 + k) * kTileBytes, p.share * 2, p.key);
     }
     if (second == 1) p.tell();
-    copy_ahead(i, i + first);
   }
+  if (blocks < 0) {
+    barrier_wait(shared.list_full(), 0);
+    blocks = (*selected + kBlock - 1) / kBlock;
+    asked_late = 0;
+  }
+  if (blocks == 0) return;
+  while (asked < kUnits) {
+    copy_next();
+    copy_commit();
+  }
+  // What was asked for together is waited for together.
+  if (asked_late == 1) copy_wait_but<kUnits - 2>();
+  if (asked_late == 2) copy_wait_but<kUnits - 3>();
+  if (asked_late == 3) copy_wait_but<kUnits - 4>();
+  // Into a place of the warp's ring, when it is free.
+  const auto copy_ahead = [&](int32_t unit, int32_t block) {
+    if (block < blocks) p.copy_global(unit, block);
+    copy_commit();
+  };
 #pragma unroll 1
   for (int32_t block = 0; block < blocks; ++block) {
-    const int32_t unit = (first + block) % kUnits;
+    const int32_t unit = block % kUnits;
     copy_wait_but<kUnits - 1>();
     __syncwarp();
     uint4 codes[2];
@@ -332,7 +366,29 @@ __device__ __forceinline__ void bring_query(const AttentionCall& call, int32_t r
   named_sync(1, 2 * kGroup);
 }
 
-__device__ __forceinline__ void multiply(float (&s)[32], uint32_t shared, int32_t place, bool add) {
+// An operand of 16 columns of a swizzled tile, of this warp's sixteen heads, to registers.
+__device__ __forceinline__ void load_operand(uint32_t tile, uint32_t step, uint32_t (&x)[4]) {
+  const uint32_t lane = threadIdx.x & 31;
+  const uint32_t head = (threadIdx.x & (kGroup - 1)) / 32 * 16 + (lane & 15);
+  load_matrices(tile + head * 128 + ((((lane >> 4) ^ lane) & 7) * 16 ^ step * 32), x);
+}
+
+// The first half of this CTA's q, which products take from registers: shared memory is what they
+// wait for.
+struct HeldQuery {
+  static constexpr int32_t kSteps = kPart / 16 / 2;
+  uint32_t x[kSteps][4];
+
+  __device__ __forceinline__ explicit HeldQuery(uint32_t shared) {
+#pragma unroll
+    for (int32_t k = 0; k < kSteps; ++k) {
+      load_operand(shared + kQAt + k / 4 * kTileBytes, k % 4, x[k]);
+    }
+  }
+};
+
+__device__ __forceinline__ void multiply(float (&s)[32], const HeldQuery& q, uint32_t shared,
+                                         int32_t place, bool add) {
   const uint64_t q_operand = swizzled_descriptor(shared + kQAt);
   const uint64_t k_operand = swizzled_descriptor(shared + kPlacesAt + place * kPlaceBytes);
   hold_registers(s);
@@ -340,7 +396,11 @@ __device__ __forceinline__ void multiply(float (&s)[32], uint32_t shared, int32_
 #pragma unroll
   for (int32_t k = 0; k < kPart / 16; ++k) {
     const uint32_t at = ((k / 4) * kTileBytes + (k % 4) * 32) >> 4;
-    product_64x64x16(s, q_operand + at, k_operand + at, add || k != 0);
+    if (k < HeldQuery::kSteps) {
+      product_64x64x16(s, q.x[k % HeldQuery::kSteps], k_operand + at, add || k != 0);
+    } else {
+      product_64x64x16(s, q_operand + at, k_operand + at, true);
+    }
   }
   wgmma_commit();
   wgmma_wait<0>();
@@ -353,6 +413,7 @@ __device__ __forceinline__ void begin_scores(int32_t blocks, int32_t group, cons
   Turnstile from(places_of(0));
   if (group == 1) from.advance();
   uint32_t parity = 1;
+  const HeldQuery q(shared.base);
   const uint32_t there =
       remote_address(shared.base + kScoresAt + group * kScoresBytes + thread * 16, 1);
   const uint32_t barrier = remote_address(shared.scores_full(group), 1);
@@ -361,7 +422,7 @@ __device__ __forceinline__ void begin_scores(int32_t blocks, int32_t group, cons
     barrier_wait(shared.full(from.at), from.parity);
     fence_async_proxy();
     float s[32];
-    multiply(s, shared.base, from.at, false);
+    multiply(s, q, shared.base, from.at, false);
     barrier_wait(shared.scores_empty(group), parity);
 #pragma unroll
     for (int32_t i = 0; i < 8; ++i) {
@@ -389,6 +450,7 @@ __device__ __forceinline__ void end_scores(const Geometry& g, int32_t group, con
   const uint32_t statistics = message + head * 4;
   const uint32_t mine = (group * kGroup + thread) * 8;
   const uint32_t other = ((group ^ 1) * kGroup + thread) * 8;
+  const HeldQuery q(shared.base);
   Softmax upper, lower;
 #pragma unroll 1
   for (int32_t block = group; block < g.blocks; block += 2) {
@@ -411,21 +473,21 @@ __device__ __forceinline__ void end_scores(const Geometry& g, int32_t group, con
     }
     barrier_wait(shared.full(from.at), from.parity);
     fence_async_proxy();
-    multiply(s, shared.base, from.at, true);
+    multiply(s, q, shared.base, from.at, true);
     const bool first = block == 0;
     const bool last = block + 1 == g.blocks;
     const int32_t keys = g.keys_in(block);
     if (keys < kBlock) mask_scores(s, keys);
-    const float best_upper = Softmax::best_of<0>(s, scale);
-    const float best_lower = Softmax::best_of<2>(s, scale);
+    const float best_upper = Softmax::own_best<0>(s, scale);
+    const float best_lower = Softmax::own_best<2>(s, scale);
     if (!first) {
       barrier_wait(shared.tops_full(group), handed);
       const float2 tops = load_shared_pair(shared.base + kHandedTopsAt + mine);
       upper.stabiliser.top = tops.x;
       lower.stabiliser.top = tops.y;
     }
-    const float rescale_upper = upper.stabiliser.move(best_upper, first);
-    const float rescale_lower = lower.stabiliser.move(best_lower, first);
+    const Rescales rescales =
+        move_stabilisers(upper.stabiliser, lower.stabiliser, best_upper, best_lower, first);
     store_shared(
         shared.base + kHandedTopsAt + other,
         make_uint2(__float_as_uint(upper.stabiliser.top), __float_as_uint(lower.stabiliser.top)));
@@ -436,8 +498,8 @@ __device__ __forceinline__ void end_scores(const Geometry& g, int32_t group, con
     barrier_wait(shared.message_empty(group), parity ^ 1);
     store_probabilities(message, s);
     if ((thread & 3) == 0) {
-      store_shared(statistics + kRescalesAt, rescale_upper);
-      store_shared(statistics + kRescalesAt + 32, rescale_lower);
+      store_shared(statistics + kRescalesAt, rescales.upper);
+      store_shared(statistics + kRescalesAt + 32, rescales.lower);
     }
     const auto send = [&] {
       fence_async_proxy();
@@ -455,8 +517,8 @@ __device__ __forceinline__ void end_scores(const Geometry& g, int32_t group, con
       lower.sum = sums.y;
       handed ^= 1;
     }
-    upper.add(rescale_upper, first);
-    lower.add(rescale_lower, first);
+    upper.add(rescales.upper, first);
+    lower.add(rescales.lower, first);
     if (last) {
       const float sum_upper = quad_sum(upper.sum);
       const float sum_lower = quad_sum(lower.sum);
@@ -479,6 +541,28 @@ __device__ __forceinline__ void end_scores(const Geometry& g, int32_t group, con
   }
 }
 
+// The result from where the warpgroup of the values leaves it, whole rows of channels a warp, by
+// all warps but those that decode.
+__device__ __forceinline__ void store_result(const AttentionCall& call, int32_t row, int32_t rank,
+                                             const Shared& shared) {
+  constexpr int32_t kWarps = 3 * kGroup / 32;
+  constexpr int32_t kEach = (kHeads + kWarps - 1) / kWarps;
+  const int32_t lane = threadIdx.x & 31;
+  const int32_t warp = static_cast<int32_t>(threadIdx.x - kProducers) / 32;
+  const Turn turn = turn_of(rank * kPart + lane * 8, call.rotary,
+                            call.cos + row * call.angle_stride, call.sin + row * call.angle_stride);
+  Bf16* to = call.o + row * call.o_stride + rank * kPart + lane * 8;
+  named_sync(4, kWarps * 32);
+#pragma unroll
+  for (int32_t i = 0; i < kEach; ++i) {
+    const int32_t head = warp + i * kWarps;
+    if (head >= kHeads) break;
+    uint4 x = load_shared_16(shared.base + kQAt + head * (kPart * 2) + ((lane ^ (head & 7)) * 16));
+    if (turn.turns) x = turn.back(x);
+    *reinterpret_cast<uint4*>(to + head * kWidth) = x;
+  }
+}
+
 __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t row, int32_t rank,
                                            int32_t blocks, const Shared& shared) {
   const int32_t thread = threadIdx.x & (kGroup - 1);
@@ -486,8 +570,6 @@ __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t ro
   const int32_t head = (thread >> 5) * 16 + (lane >> 2);
   Turnstile from(places_of(rank));
   Turnstile with(2);
-  const Turn turn = turn_of(rank * kPart + lane * 8, call.rotary,
-                            call.cos + row * call.angle_stride, call.sin + row * call.angle_stride);
   const float sinks[2] = {load_constant(call.sink + head), load_constant(call.sink + head + 8)};
   float o[2][64];
   float units[2] = {0.0F, 0.0F};
@@ -514,7 +596,9 @@ __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t ro
         }
       }
     }
-    const uint64_t p_operand = swizzled_descriptor(message);
+    uint32_t p[kBlock / 16][4];
+#pragma unroll
+    for (int32_t k = 0; k < kBlock / 16; ++k) load_operand(message, k, p[k]);
     const uint64_t v_operand =
         tiles_descriptor(shared.base + kPlacesAt + from.at * kPlaceBytes, kTileBytes);
     barrier_wait(shared.full(from.at), from.parity);  // long since
@@ -526,8 +610,7 @@ __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t ro
     for (int32_t k = 0; k < kBlock / 16; ++k) {
 #pragma unroll
       for (int32_t n = 0; n < 2; ++n) {
-        product_64x128x16_keys(o[n], p_operand + k * 2,
-                               v_operand + (k * 2048 + n * 2 * kTileBytes) / 16,
+        product_64x128x16_keys(o[n], p[k], v_operand + (k * 2048 + n * 2 * kTileBytes) / 16,
                                k != 0 || block != 0);
       }
     }
@@ -550,8 +633,7 @@ __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t ro
     with.advance();
   }
   cluster_arrive_relaxed();  // nothing more goes to the other
-  // By way of shared memory, where q was: heads of this warp, 512 bytes each. A warp then stores
-  // whole rows of channels.
+  // By way of shared memory, where q was: heads of this warp, 512 bytes each.
   const int32_t warp = thread >> 5;
   const uint32_t result = shared.base + kQAt + warp * (16 * kPart * 2);
   const uint32_t matrix_row = result + (lane & 15) * (kPart * 2);
@@ -563,14 +645,7 @@ __device__ __forceinline__ void sum_values(const AttentionCall& call, int32_t ro
         pack_bf16(x[0] * units[0], x[1] * units[0]), pack_bf16(x[2] * units[1], x[3] * units[1]),
         pack_bf16(x[4] * units[0], x[5] * units[0]), pack_bf16(x[6] * units[1], x[7] * units[1]));
   }
-  __syncwarp();
-  Bf16* to = call.o + row * call.o_stride + warp * 16 * kWidth + rank * kPart + lane * 8;
-#pragma unroll
-  for (int32_t i = 0; i < 16; ++i) {
-    uint4 x = load_shared_16(result + i * (kPart * 2) + ((lane ^ (i & 7)) * 16));
-    if (turn.turns) x = turn.back(x);
-    *reinterpret_cast<uint4*>(to + i * kWidth) = x;
-  }
+  store_result(call, row, rank, shared);
 }
 
 constexpr int32_t kThreads = kProducers + 3 * kGroup;
@@ -580,6 +655,9 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
   const Shared shared{(shared_address(shared_bytes) + 1023U) & ~1023U};
   const auto rank = static_cast<int32_t>(cluster_rank());
   const int32_t row = blockIdx.x / kCtas;
+  __shared__ __align__(16) AttentionRow descriptor;
+  __shared__ int32_t selected;
+  if (threadIdx.x / 32 == kProducers / 32) fetch_row(call.rows + row, &descriptor);
   if (threadIdx.x == 0) {
     for (int32_t i = 0; i < kPlacesMax; ++i) {
       barrier_init(shared.full(i), kProducers / 32);
@@ -594,6 +672,7 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
       barrier_init(shared.sums_full(i), 4);
     }
     barrier_init(shared.list_full(), kGroup / 32);
+    barrier_init(shared.count_full(), 1);
     barrier_init_fence();
     for (int32_t i = 0; i < 2; ++i) {
       if (rank == 0) {
@@ -606,20 +685,24 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
   __syncthreads();
   cluster_arrive_relaxed();
   const int32_t role = static_cast<int32_t>(threadIdx.x / kGroup) - kProducers / kGroup;
+  const int32_t window = static_cast<int32_t>(descriptor.position - descriptor.window_begin) + 1;
   const bool early = call.keys_early != 0;
-  if (!early) await_earlier();
-  // Of the 96 that each thread starts with: 2 x 56, 2 x 104 and 160 are five times 96.
+  // Of the 96 that each thread starts with: 2 x 48, 2 x 104 and 176 are five times 96.
   if (role < 0) {
-    registers_give<56>();
-    produce(call, row, rank, shared);
+    registers_give<48>();
+    if (!early) await_earlier();
+    produce(&descriptor, &selected, rank, shared);
+    if (early) await_earlier();  // no thread ends before
     __syncwarp();
     cluster_wait();
     cluster_arrive_relaxed();
   } else if (role < 2) {
     registers_take<104>();
-    if (early) await_earlier();
+    await_earlier();
     bring_query(call, row, rank, role, shared.base);
-    const Geometry g = geometry_of(call.rows + row);
+    barrier_wait(shared.count_full(), 0);
+    Geometry g;
+    g.set(window, selected);
     cluster_wait();
     if (rank == 0) {
       begin_scores(g.blocks, role, shared);
@@ -628,11 +711,19 @@ __global__ void __launch_bounds__(kThreads, 1) attention_pair_kernel(const Atten
     }
     __syncwarp();
     cluster_arrive_relaxed();
+    store_result(call, row, rank, shared);
   } else {
-    registers_take<160>();
-    look_up(call.rows + row, shared);
+    registers_take<176>();
+    if (!early) await_earlier();
+    const int32_t count = written_selection_of(descriptor);
+    if ((threadIdx.x & (kGroup - 1)) == 0) {
+      selected = count;
+      barrier_arrive(shared.count_full());
+    }
+    look_up(&descriptor, count, shared);
     if (early) await_earlier();
-    const Geometry g = geometry_of(call.rows + row);
+    Geometry g;
+    g.set(window, count);
     cluster_wait();
     sum_values(call, row, rank, g.blocks, shared);
   }

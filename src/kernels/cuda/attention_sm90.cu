@@ -23,7 +23,10 @@
 // What limits it: the one warpgroup of the scores, whose products (1,600 cycles of a block's
 // 4,300), probabilities (1,500) and sums (450) follow each other; the decoders wait for places a
 // sixth of their time (docs/benchmarks.md: the parts, and what was tried). When it brought q as
-// well, in the same run: 345, 378, 438 to 445; window keys alone took 7 % longer.
+// well, in the same run: 345, 378, 438 to 445; window keys alone took 7 % longer. Lanes look for a
+// head's largest score only where a stabiliser moves: 30.25 -> 29.8 us at 128 rows, 56.2 -> 55.4 at
+// 256. Tried since: probabilities as operands in registers, three steps of four (168 registers for
+// the values, 40 for those who decode): 2 to 4 % more.
 #include <cuda_runtime.h>
 
 #include <algorithm>
@@ -139,8 +142,7 @@ __device__ __forceinline__ void score_keys(const Work& work) {
     };
     if (g.blocks == 0) query_read();
     Softmax upper, lower;
-    float rescale_upper = 1.0F;
-    float rescale_lower = 1.0F;
+    Rescales rescales;
     for (int32_t block = 0; block < g.blocks; ++block) {
       barrier_wait(full_barrier(shared, slot), parity);
       fence_async_proxy();  // here, for the keys' writer would wait for its loads as well
@@ -156,16 +158,19 @@ __device__ __forceinline__ void score_keys(const Work& work) {
       wgmma_commit();
       const bool first = block == 0;
       if (!first) {  // the sums of the block before, meanwhile
-        upper.add(rescale_upper, block == 1);
-        lower.add(rescale_lower, block == 1);
+        upper.add(rescales.upper, block == 1);
+        lower.add(rescales.lower, block == 1);
       }
       wgmma_wait<0>();
       hold_registers(s);
       if (block + 1 == g.blocks) query_read();
       const int32_t keys = g.keys_in(block);
       if (keys < kBlock) mask_scores(s, keys);
-      rescale_upper = upper.update<0>(s, scale, first);
-      rescale_lower = lower.update<2>(s, scale, first);
+      rescales =
+          move_stabilisers(upper.stabiliser, lower.stabiliser, Softmax::own_best<0>(s, scale),
+                           Softmax::own_best<2>(s, scale), first);
+      upper.exponentiate_all<0>(s, scale);
+      lower.exponentiate_all<2>(s, scale);
       // The probabilities of the block before have been used.
       barrier_wait(empty_barrier(shared, slot ^ 1), slot == 1 ? parity : parity ^ 1);
       const uint32_t to = shared + kProbabilityAt + head * 128;
@@ -177,12 +182,12 @@ __device__ __forceinline__ void score_keys(const Work& work) {
       }
       const uint32_t statistics = shared + slot * 256 + head * 4;
       if ((thread & 3) == 0) {
-        store_shared(statistics + kRescaleAt, rescale_upper);
-        store_shared(statistics + kRescaleAt + 32, rescale_lower);
+        store_shared(statistics + kRescaleAt, rescales.upper);
+        store_shared(statistics + kRescaleAt + 32, rescales.lower);
       }
       if (block + 1 == g.blocks) {
-        upper.add(rescale_upper, first);
-        lower.add(rescale_lower, first);
+        upper.add(rescales.upper, first);
+        lower.add(rescales.lower, first);
         const float sum_upper = quad_sum(upper.sum);
         const float sum_lower = quad_sum(lower.sum);
         if ((thread & 3) == 0) {
@@ -368,13 +373,7 @@ void attention_sm90(const AttentionCall& call, int32_t multiprocessors, Stream s
   if (call.row_count == 0) return;
   if (call.row_count <= attention_cluster_rows()) return attention_cluster(call, stream);
   // Two as long as all rows then run at once.
-  if (call.row_count * 2 <= multiprocessors) {
-    // Keys early would take 0.4 us off, but are not yet known to be safe here (what is seldom wrong
-    // in faster forms of pairs: attention_pair_sm90.cu).
-    AttentionCall pairs = call;
-    pairs.keys_early = 0;
-    return attention_pair(pairs, stream);
-  }
+  if (call.row_count * 2 <= multiprocessors) return attention_pair(call, stream);
   const int32_t blocks = std::min(call.row_count, multiprocessors);
   launch_kernel(attention_kernel, {static_cast<uint32_t>(blocks), kThreads, kSharedBytes}, stream,
                 call);

@@ -40,6 +40,14 @@ __device__ __forceinline__ void store_matrices_turned(uint32_t at, uint32_t a, u
                "r"(a), "r"(b), "r"(c), "r"(d)
                : "memory");
 }
+// Four of them to where a wgmma or mma takes its first operand from; thread t says where row t % 8
+// of matrix t / 8 lies.
+__device__ __forceinline__ void load_matrices(uint32_t at, uint32_t (&x)[4]) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+               : "r"(at)
+               : "memory");
+}
 __device__ __forceinline__ float load_shared_float(uint32_t at) {
   float value;
   asm volatile("ld.shared.f32 %0, [%1];" : "=f"(value) : "r"(at) : "memory");
@@ -126,6 +134,19 @@ template <int kCount>
 __device__ __forceinline__ void hold_registers(float (&d)[kCount]) {
 #pragma unroll
   for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(d[i])::"memory");
+}
+
+// Whether the phase of a barrier with this parity has completed, without waiting for it.
+__device__ __forceinline__ bool barrier_passed(uint32_t barrier, uint32_t parity) {
+  uint32_t done;
+  asm volatile(
+      "{\n.reg .pred done;\n"
+      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
+      "selp.u32 %0, 1, 0, done;\n}\n"
+      : "=r"(done)
+      : "r"(barrier), "r"(parity)
+      : "memory");
+  return done != 0;
 }
 
 __device__ __forceinline__ void cluster_arrive() {

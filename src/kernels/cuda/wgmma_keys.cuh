@@ -27,6 +27,22 @@ __device__ __forceinline__ void product_64x64x16(float (&d)[32], uint64_t a, uin
       : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));
 }
 
+// The same with `a` in registers (load_matrices): shared memory is then read half as much.
+__device__ __forceinline__ void product_64x64x16(float (&d)[32], const uint32_t (&a)[4], uint64_t b,
+                                                 bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %37, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{" GALLEY_NAMES_32
+      "}, "
+      "{%32, %33, %34, %35}, %36, p, 1, 1, 0;\n"
+      "}\n"
+      : GALLEY_SUMS_32(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(add)));
+}
+
 // The same for 80 keys or 48: the sums of 64 keys have the bits they have there.
 __device__ __forceinline__ void product_scores_16(float (&d)[40], uint64_t a, uint64_t b,
                                                   bool add) {
@@ -99,6 +115,20 @@ __device__ __forceinline__ void product_64x128x16_keys(float (&d)[64], uint64_t 
       "}\n"
       : GALLEY_SUMS_64(d)
       : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));
+}
+__device__ __forceinline__ void product_64x128x16_keys(float (&d)[64], const uint32_t (&a)[4],
+                                                       uint64_t b, bool add) {
+  asm volatile(
+      "{\n"
+      ".reg .pred p;\n"
+      "setp.ne.b32 p, %69, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{" GALLEY_NAMES_64
+      "}, "
+      "{%64, %65, %66, %67}, %68, p, 1, 1, 1;\n"
+      "}\n"
+      : GALLEY_SUMS_64(d)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int32_t>(add)));
 }
 
 }  // namespace galley::kernels::cuda
