@@ -74,7 +74,9 @@ Result<DeviceNeeds> device_needs(const Model& model, const KvOptions& kv, CacheC
   needs.weights = placed_bytes(model, ops, {step.expert_first, step.expert_count});
   needs.page = layout.page_stride;
   needs.slot = layout.slot_bytes;
-  needs.workspace = workspace_bytes(model.config(), layout, step);
+  // With the slot and the page of rows of no sequence (KvCache::has_spare).
+  needs.workspace =
+      workspace_bytes(model.config(), layout, step) + layout.page_stride + layout.slot_bytes;
   needs.counts = counts;
   needs.page_tokens = layout.page_tokens;
   return needs;

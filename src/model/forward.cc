@@ -49,6 +49,7 @@ Forward::Forward(const Model& model, const ModelWeights& weights, KvCache& cache
       drawn_host_(kernels::MemoryBlock::create_host(
           ops.memory(), 2 * int64_t{options.logit_rows_max} * int64_t{sizeof(kernels::DrawnToken)},
           "drawn tokens")),
+      dead_rows_(cache, options.sequences_max),
       full_(ws_.rows_max, options.sequences_max, config_.rope_dim, host_source_),
       tail_(ws_.rows_max, options.sequences_max, config_.rope_dim, host_source_),
       start_mix_(static_cast<size_t>(config_.streams), 0.0F),
@@ -131,6 +132,11 @@ Result<void> Forward::reserve() {
 }
 
 void Forward::submit(std::span<const SequencePlan> plans, StepObserver* observer) {
+  const auto wanted = std::ssize(plans);
+  const bool even = observer == nullptr && ops_.overlaps_steps() && !ops_.joins_ranks() &&
+                    !options_.capture_targets;
+  if (even) plans = dead_rows_.behind(plans, 1 - side_of_flight_);
+  const int64_t dead = std::ssize(plans) - wanted;  // a row each
   begin(plans, observer);
   embed();
   const RowSet* set = &full_;
@@ -173,10 +179,14 @@ void Forward::submit(std::span<const SequencePlan> plans, StepObserver* observer
   result = {};
   result.logits = ws_.logits.first(head(*set));
   draw(result.logits);
-  result.full_rows = full_.rows();
-  result.tail_rows = trims_ ? tail_.rows() : full_.rows();
+  result.full_rows = full_.rows() - dead;
+  result.tail_rows = trims_ ? tail_.rows() : full_.rows() - dead;
   if (options_.capture_targets) result.main_hidden = ws_.main_hidden[side_].first(set->rows());
   fetch_results();
+  if (dead > 0) {
+    result.logits = result.logits.slice(0, wanted);
+    result.drawn = result.drawn.first(static_cast<size_t>(wanted));
+  }
   ops_.hand_in();
 }
 

@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "kernels/ops.h"
+#include "model/dead_rows.h"
 #include "model/kv_cache.h"
 #include "model/model.h"
 #include "model/row_set.h"
@@ -163,6 +164,7 @@ class Forward {
   Flight flights_[2];
   size_t side_of_flight_ = 0;  // of the newest
   int32_t in_flight_ = 0;
+  DeadRows dead_rows_;
   RowSet full_;
   RowSet tail_;
   std::vector<GroupSet> groups_;             // one a ratio

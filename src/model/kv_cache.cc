@@ -23,10 +23,16 @@ Result<std::unique_ptr<KvCache>> KvCache::create(const Config& config, const KvO
   cache->page_count_ = page_count;
   cache->slot_count_ = slot_count;
   cache->memory_ = &memory;
-  cache->pages_ =
-      TRY(kernels::MemoryBlock::create(memory, page_count * layout.page_stride, "KV pages"));
-  cache->slots_ =
-      TRY(kernels::MemoryBlock::create(memory, slot_count * layout.slot_bytes, "sequence slots"));
+  const int64_t spare = cache->has_spare() ? 1 : 0;
+  cache->pages_ = TRY(
+      kernels::MemoryBlock::create(memory, (page_count + spare) * layout.page_stride, "KV pages"));
+  cache->slots_ = TRY(kernels::MemoryBlock::create(memory, (slot_count + spare) * layout.slot_bytes,
+                                                   "sequence slots"));
+  if (spare == 0) return cache;
+  const std::vector<std::byte> zeros(
+      static_cast<size_t>(std::max(layout.page_stride, layout.slot_bytes)));
+  memory.write(cache->page(page_count), zeros.data(), layout.page_stride);
+  memory.write(cache->slot(slot_count), zeros.data(), layout.slot_bytes);
   return cache;
 }
 

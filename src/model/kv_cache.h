@@ -31,6 +31,9 @@ class KvCache {
   const KvLayout& layout() const { return layout_; }
   int32_t page_count() const { return page_count_; }
   int32_t slot_count() const { return slot_count_; }
+  // Whether there is one more slot and one more page behind these, of zeros at first, for rows of
+  // no sequence (dead_rows.h): on devices.
+  bool has_spare() const { return !memory_->is_host(); }
   // Number of the source in KvLayout::sources that owns `layer`'s compressed KV; only for
   // layers with ratio > 0.
   int32_t source_of_layer(int32_t layer) const {

@@ -110,6 +110,7 @@ void LateOps::copy(std::span<const kernels::RowCopy> copies) {
 }
 void LateOps::spread(std::span<const kernels::SourceRow> sources, int64_t hidden, int32_t copies,
                      Rows<Bf16> streams) {
+  rows_.push_back(streams.rows);
   later([=, this, sources = kept(sources)] { inner().spread(sources, hidden, copies, streams); });
 }
 void LateOps::linear(Rows<const Bf16> x, std::span<const kernels::Product> products) {

@@ -21,6 +21,7 @@ class LateOps final : public kernels::ForwardingOps {
 
   int64_t overlapped() const { return overlapped_; }  // steps begun while one was in flight
   int64_t awaited() const { return awaited_; }        // of them, with tokens that were drawn
+  const std::vector<int64_t>& rows() const { return rows_; }  // of each step
 
   kernels::Memory& memory() override;
   void begin_step() override;
@@ -121,6 +122,7 @@ class LateOps final : public kernels::ForwardingOps {
   bool awaits_ = false;
   int64_t overlapped_ = 0;
   int64_t awaited_ = 0;
+  std::vector<int64_t> rows_;
 };
 
 }  // namespace galley::testing
