@@ -19,15 +19,17 @@ StepOutcome Generator::count_rows(const StepPlan& plan) const {
   return outcome;
 }
 
-Result<StepOutcome> Generator::step(TimePoint now) {
+Result<bool> Generator::hand_over(TimePoint now) {
   const StepPlan plan = scheduler_.plan(now);
-  const bool planned = !plan.sequences.empty();
-  if (planned) {
-    for (const SequenceStart& start : scheduler_.starts()) executor_->start(start);
-    TRY(executor_->submit(plan));
-    ++in_flight_;
-    rows_[plan.step_id % kStepsInFlightMax] = count_rows(plan);
-  }
+  if (plan.sequences.empty()) return false;
+  for (const SequenceStart& start : scheduler_.starts()) executor_->start(start);
+  TRY(executor_->submit(plan));
+  ++in_flight_;
+  rows_[plan.step_id % kStepsInFlightMax] = count_rows(plan);
+  return true;
+}
+
+Result<StepOutcome> Generator::wait_for_one(bool planned) {
   StepOutcome outcome;
   const int32_t in_flight_max = options().async_scheduling ? kStepsInFlightMax : 1;
   if (in_flight_ == in_flight_max || (!planned && in_flight_ > 0)) {

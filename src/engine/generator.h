@@ -6,6 +6,7 @@
 #pragma once
 
 #include <array>
+#include <concepts>
 #include <cstdint>
 #include <span>
 
@@ -47,7 +48,17 @@ class Generator {
   // so that what the caller does between two calls costs the device nothing. The first call then
   // waits for none. Without work it does nothing. An error ends nothing: the caller decides.
   // `now` is what deadlines are compared with.
-  Result<StepOutcome> step(TimePoint now = {});
+  Result<StepOutcome> step(TimePoint now = {}) {
+    return step(now, [] {});
+  }
+  // `meanwhile` is called between the two, while the device computes: what it does delays neither
+  // this plan nor, unless it takes longer than a step, the next.
+  template <std::invocable Meanwhile>
+  Result<StepOutcome> step(TimePoint now, const Meanwhile& meanwhile) {
+    const bool planned = TRY(hand_over(now));
+    meanwhile();
+    return wait_for_one(planned);
+  }
 
   // Ends everything that runs or waits, after an error of step().
   std::span<const TokenEvent> fail_all() {
@@ -70,6 +81,9 @@ class Generator {
   const GeneratorOptions& options() const { return scheduler_.options(); }
 
  private:
+  // The two halves of a step: whether there was anything to plan, and the oldest one's outcome.
+  Result<bool> hand_over(TimePoint now);
+  Result<StepOutcome> wait_for_one(bool planned);
   // Waits for what is in flight, whatever comes of it.
   void land();
 

@@ -1,6 +1,7 @@
 #include "engine/local_executor.h"
 
 #include <algorithm>
+#include <chrono>
 #include <numeric>
 #include <ranges>
 #include <string>
@@ -23,6 +24,10 @@ int64_t row_count(std::span<const model::SequencePlan> plans) {
   return rows;
 }
 
+// Waking a thread takes up to a tenth of a millisecond, of which small steps of a device take four
+// to nine: so long the engine looks again and again whether one is over.
+constexpr std::chrono::microseconds kLookFor{1000};
+
 // Of a model without compressed KV, whose pages are empty.
 constexpr int64_t kBlockBytesMin = 4096;
 
@@ -44,8 +49,10 @@ Result<std::unique_ptr<LocalExecutor>> LocalExecutor::create(const model::Model&
   std::unique_ptr<SnapshotMemory> snapshots =
       TRY(SnapshotMemory::create(options.snapshot_blocks, options.block_bytes));
   std::unique_ptr<model::Step> step = TRY(model::Step::create(model, *cache, ops, step_of));
-  return std::unique_ptr<LocalExecutor>(
+  std::unique_ptr<LocalExecutor> executor(
       new LocalExecutor(options, std::move(cache), std::move(snapshots), std::move(step)));
+  executor->looks_ = ops.overlaps_steps();
+  return executor;
 }
 
 LocalExecutor::LocalExecutor(const GeneratorOptions& options, std::unique_ptr<model::KvCache> cache,
@@ -57,6 +64,7 @@ LocalExecutor::LocalExecutor(const GeneratorOptions& options, std::unique_ptr<mo
       step_(std::move(step)),
       samplers_(static_cast<size_t>(options.sequences_max)),
       last_samples_(static_cast<size_t>(options.sequences_max)),
+      row_of_slot_(static_cast<size_t>(options.sequences_max)),
       scratch_(options.vocab_size) {
   const auto sequences = static_cast<size_t>(options.sequences_max);
   for (Flight& flight : flights_) {
@@ -130,6 +138,12 @@ Result<StepResult> LocalExecutor::collect() {
   }
   if (thread_.joinable()) {
     uint32_t computed = computed_.load(std::memory_order_acquire);
+    const auto begin = std::chrono::steady_clock::now();
+    while (looks_ && static_cast<int32_t>(computed - number) < 0 &&
+           std::chrono::steady_clock::now() - begin < kLookFor) {
+      std::this_thread::yield();
+      computed = computed_.load(std::memory_order_acquire);
+    }
     while (static_cast<int32_t>(computed - number) < 0) {
       computed_.wait(computed, std::memory_order_acquire);
       computed = computed_.load(std::memory_order_acquire);
@@ -177,15 +191,15 @@ bool LocalExecutor::follows(const Flight& flight, Flight& next) {
     return false;
   }
   plan_draws(next);
+  std::ranges::fill(row_of_slot_, -1);
+  int32_t row = 0;
+  for (const PlannedSequence& before : flight.plan.sequences) {
+    if (before.samples) row_of_slot_[static_cast<size_t>(before.rows.slot)] = row++;
+  }
   for (size_t i = 0; i < next.rows.size(); ++i) {
     const PlannedSequence& planned = next.plan.sequences[i];
     if (planned.token_from != flight.plan.step_id) continue;
-    int32_t row = 0;
-    for (const PlannedSequence& before : flight.plan.sequences) {
-      if (!before.samples) continue;
-      if (before.rows.slot == planned.rows.slot) next.rows[i].token_row = row;
-      ++row;
-    }
+    next.rows[i].token_row = row_of_slot_[static_cast<size_t>(planned.rows.slot)];
   }
   const bool known =
       std::ranges::all_of(std::views::iota(size_t{0}, next.rows.size()), [&next](size_t i) {

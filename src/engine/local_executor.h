@@ -86,7 +86,9 @@ class LocalExecutor final : public Executor {
   // By slot: the engine thread touches those of no step in flight.
   std::vector<std::optional<Sampler>> samplers_;
   std::vector<LastSample> last_samples_;
+  std::vector<int32_t> row_of_slot_;  // of the step before, in follows()
   SamplerScratch scratch_;
+  bool looks_ = false;  // collect() looks for a while before it sleeps: small steps of a device
 
   // Steps are counted here from 1, whatever their ids; a flight's place is its number's.
   std::array<Flight, kStepsInFlightMax> flights_;

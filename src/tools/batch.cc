@@ -69,18 +69,28 @@ class Batch {
         window_(static_cast<size_t>(std::min(options.engine.sequences * kWindowPerSequence,
                                              loaded.generator().options().waiting_max))),
         begin_(Clock::now()),
-        synced_(begin_) {}
+        synced_(begin_) {
+    told_.reserve(window_);
+  }
 
   // True when every line was dealt with, false when interrupted.
   Result<bool> run() {
     while (!interrupted()) {
       TRY(read_ahead());
       if (entries_.empty() && input_ended_) break;
-      const engine::StepOutcome step = TRY(loaded_.generator().step());
-      for (const engine::TokenEvent& event : step.events) take(event);
+      // What a step told is taken while the next one is computed.
+      const auto take_told = [this] { take_events(); };
+      const Result<engine::StepOutcome> step = loaded_.generator().step({}, take_told);
+      if (!step) {
+        take_events();
+        TRY(write_done());
+        return step.error();
+      }
+      told_.assign(step->events.begin(), step->events.end());
       TRY(write_done());
       progress_.update(line_number_ - static_cast<int64_t>(entries_.size()), rate_text());
     }
+    take_events();
     const bool complete = entries_.empty() && input_ended_;
     if (!complete) TRY(keep_finished());
     TRY(output_.sync());
@@ -189,6 +199,11 @@ class Batch {
     entry.done = true;
   }
 
+  void take_events() {
+    for (const engine::TokenEvent& event : told_) take(event);
+    told_.clear();
+  }
+
   void take(const engine::TokenEvent& event) {
     const auto id = static_cast<uint64_t>(event.id);
     if (id < first_id_ || entries_[id - first_id_].done) return;  // a stop sequence ended it
@@ -252,6 +267,7 @@ class Batch {
 
   bool input_ended_ = false;
   int64_t line_number_ = 0;
+  std::vector<engine::TokenEvent> told_;  // by the last step, but for its log-probabilities
   // Entry i runs as sequence first_id_ + i.
   std::deque<Entry> entries_;
   uint64_t first_id_ = 0;
