@@ -59,8 +59,9 @@ class EngramHash {
  private:
   EngramHashShape shape_;
   std::vector<int32_t> class_of_token_;
-  std::vector<EngramTable> tables_;   // [layers]
-  std::vector<int64_t> multipliers_;  // [layers, ngram_size_max]
+  std::vector<EngramTable> tables_;              // [layers]
+  std::vector<std::vector<uint64_t>> inverses_;  // [layers][columns], 2^64 / prime
+  std::vector<int64_t> multipliers_;             // [layers, ngram_size_max]
 };
 
 }  // namespace galley::model
