@@ -30,8 +30,10 @@
 #include "kernels/cuda/input_tiles.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/cuda/lone_row.h"
+#include "kernels/cuda/narrow_pair.h"
 #include "kernels/cuda/norm_tiles.h"
 #include "kernels/cuda/route_plan.h"
+#include "kernels/cuda/site_mixes.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 
@@ -82,6 +84,9 @@ class CommandKey {
     add_all(o.streams, o.sinkhorn_iterations, o.hc_eps, o.norm_eps);
   }
   void add_value(const HcMix& mix) { add_all(mix.pre, mix.post, mix.comb); }
+  void add_value(const SiteMixes& m) {
+    add_all(m.sums, m.weights, m.options, m.mix, m.rows, m.hidden);
+  }
   void add_value(const IndexShape& s) {
     add_all(s.heads, s.head_dim, s.top_k, s.pool_blocks, s.pool_block_size);
   }
@@ -105,7 +110,10 @@ class CommandKey {
   void add_value(const ProductSet& set) {
     add(static_cast<uint64_t>(set.count));
     for (int32_t i = 0; i < set.count; ++i) add_value(set.products[i]);
-    add_all(set.norm_weight, set.norm_eps, set.window_keys, set.copies, set.copy_count);
+    add_all(set.norm_weight, set.norm_eps, set.window_keys, set.copies, set.copy_count, set.mixes);
+  }
+  void add_value(const NarrowPair& pair) {
+    add_all(pair.inner, pair.outer, pair.copies, pair.copy_count);
   }
   void add_value(const WindowKeys& keys) {
     add_all(keys.x, keys.norm_weight, keys.eps, keys.angles, keys.records);
@@ -118,7 +126,7 @@ class CommandKey {
   void add_value(const HcLeave& l) { add_all(l.parts, l.y, l.post, l.comb, l.streams); }
   void add_value(const FewExperts& e) {
     add_all(e.x, e.experts, e.expert_weights, e.expert_count, e.gate, e.up, e.down, e.shared_gate,
-            e.shared_up, e.shared_down, e.limit, e.inner, e.out);
+            e.shared_up, e.shared_down, e.limit, e.inner, e.out, e.mixes);
   }
   void add_value(const LoneSite& s) {
     add_all(s.leave, s.streams, s.weights, s.options, s.carried, s.norm_weight, s.mix, s.x);

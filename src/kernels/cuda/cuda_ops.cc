@@ -26,6 +26,7 @@
 #include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/held_copies.h"
 #include "kernels/cuda/held_lone.h"
+#include "kernels/cuda/held_pair.h"
 #include "kernels/cuda/held_spread.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/index_rooms.h"
@@ -40,6 +41,7 @@
 #include "kernels/cuda/sample.h"
 #include "kernels/cuda/scratch_rooms.h"
 #include "kernels/cuda/side_stream.h"
+#include "kernels/cuda/site_mixes.h"
 #include "kernels/cuda/stage_arena.h"
 #include "kernels/cuda/step_lane.h"
 #include "kernels/cuda/weight_tiles.h"
@@ -159,6 +161,10 @@ class CudaOps final : public Ops {
     if (const auto attention = lone_.take_attention(x, products, held_copies_)) {
       return append(launch_lone_attention, *attention);
     }
+    if (const auto pair = held_pair_.take(x, products, held_copies_)) {
+      return append(launch_narrow_pair, *pair);
+    }
+    if (!held_pair_.empty()) settle();
     Rows<const Bf16> exact;
     Rows<const Bf16> quantised;
     InputTiles tiles;
@@ -192,6 +198,7 @@ class CudaOps final : public Ops {
       return;
     }
     const RowProduct product{.x = packed(x, false), .weight = weight, .groups = groups, .y = y};
+    if (fuses_ && !holds_more() && held_keys_.x.rows == 0 && held_pair_.hold(product)) return;
     std::optional<HeldCopies::Aside> aside;
     if (!takes_few_rows(product)) aside.emplace(held_copies_, MemorySpan::of(x), MemorySpan::of(y));
     add_product(product);
@@ -218,21 +225,10 @@ class CudaOps final : public Ops {
     if (const auto query = lone_.take_query(x, weight, eps, products)) {
       return append(launch_lone_query, *query);
     }
-    ProductSet set;
-    set.norm_weight = weight;
-    set.norm_eps = eps;
-    bool fits = fuses_ && norms_along(x, weight) && quantises_in_place(x) &&
-                std::ssize(products) <= ProductSet::kMax;
-    for (const Product& product : products) {
-      const RowProduct one{.x = x,
-                           .weight = product.weight,
-                           .y = product.y,
-                           .y_f32 = product.y_f32,
-                           .quantise = product.quantise_input};
-      fits = fits && takes_few_rows(one);
-      if (fits) set.products[set.count++] = one;
+    const ProductSet set = normed_products(x, weight, eps, products);
+    if (!fuses_ || !quantises_in_place(x) || set.count < std::ssize(products)) {
+      return Ops::norm_linear(x, weight, eps, products);
     }
-    if (!fits) return Ops::norm_linear(x, weight, eps, products);
     append_products(set);
   }
 
@@ -241,14 +237,19 @@ class CudaOps final : public Ops {
                 Rows<Bf16> x) override {
     CHECK(options.streams == kStreams);
     if (streams.rows == 0) return;
+    append_mixes();
     void* workspace = bytes(Scratch::kMix, hc_enter_workspace_bytes(streams.rows, x.cols));
     const InputTiles tiles = fuses_ && made_.wanted(x.cols) ? tiles_room(x) : InputTiles{};
     if (held_.streams.data != streams.data || held_.streams.rows != streams.rows) settle();
     if (fuses_ && hc_site_supports(held_, streams, weights, options, carried, norm_weight, x)) {
       const HcLeave leave = std::exchange(held_, {});
       made_.forget();
-      if (tiles.codes != nullptr ||
-          !lone_.hold(LoneSite{leave, streams, weights, options, carried, norm_weight, mix, x})) {
+      if (tiles.codes == nullptr && narrow_site_supports(x)) {
+        auto* sums = static_cast<float*>(workspace);
+        append_first(narrow_site, leave, streams, weights, options, carried, norm_weight, x, sums);
+        held_mixes_ = {sums, weights, options, mix, x.rows, x.cols};
+      } else if (tiles.codes != nullptr || !lone_.hold(LoneSite{leave, streams, weights, options,
+                                                                carried, norm_weight, mix, x})) {
         append_first(hc_site, leave, streams, weights, options, carried, norm_weight, mix, x,
                      tiles);
       }
@@ -297,7 +298,7 @@ class CudaOps final : public Ops {
                    Rows<uint8_t> records) override {
     written_.add(MemorySpan::of(records));
     if (x.rows == 0 || lone_.hold(WindowKeys{x, norm_weight, eps, angles, records})) return;
-    settle();
+    settle_but_mixes();
     held_keys_ = {x, norm_weight, eps, angles, records};
     if (!fuses_ || !(rides_along(held_keys_) || keys_beside_norm(held_keys_))) settle();
   }
@@ -325,29 +326,14 @@ class CudaOps final : public Ops {
   void index_select(Rows<const Bf16> queries, Rows<const Bf16> head_weights,
                     const IndexShape& shape, std::span<const IndexRow> rows) override {
     if (queries.rows == 0) return;
-    int64_t entries = std::max<int64_t>(1, entries_);
-    bool builds_pool = false;
-    bool reads_pool = true;
-    bool wants_scores = false;
-    for (const IndexRow& row : rows) {
-      entries = std::max(entries, row.visible);
-      builds_pool |= row.built_pool != nullptr;
-      reads_pool &= row.pool != nullptr;
-      wants_scores |= row.scores != nullptr;
-    }
+    const auto [most, builds_pool, reads_pool, wants_scores] = IndexWants::of(rows, entries_);
+    int64_t entries = most;
     const bool released = index_select_sm90_supports(shape, rows.front().keys.records_per_page);
     if (released && !(wants_scores && reads_pool)) {
       if (reads_pool) {
         entries = std::min(entries, int64_t{shape.pool_blocks} * shape.pool_block_size);
       }
-      IndexCall call;
-      call.queries = queries.data;
-      call.query_stride = queries.stride;
-      call.head_weights = head_weights.data;
-      call.weight_stride = head_weights.stride;
-      call.shape = shape;
-      call.rows = staged(rows);
-      call.row_count = static_cast<int32_t>(queries.rows);
+      IndexCall call = IndexCall::of(queries, head_weights, shape, staged(rows));
       call.entries_max = entries;
       call.builds_pool = builds_pool;
       const int64_t room = index_room_bytes(queries.rows, entries, builds_pool);
@@ -414,12 +400,12 @@ class CudaOps final : public Ops {
     // The shared expert needs x alone, so it may begin here.
     const bool forks = fuses_ && x.rows <= kSideRowsMax && made.has(x);
     void* room = forks ? scratch_.filled(Scratch::kRoutePlan, route_plan_room_bytes()) : nullptr;
-    settle();
+    settle_but_mixes();
     if (forks) append_first(fork_side, static_cast<const SideStream*>(&side_));
     forked_ = forks ? x.data : nullptr;
     forked_at_ = lane_.flush_count();
     held_route_ = {x, gate, biases, options, experts, weights, margin, workspace, room};
-    if (!route_plan_supports(*held_route_)) settle();
+    if (!route_plan_supports(*held_route_)) settle_but_mixes();
     made_ = made;
   }
 
@@ -558,6 +544,7 @@ class CudaOps final : public Ops {
   // the experts, hc_leave, or one after the other. Any other call comes behind it.
   void settle() {
     made_.forget();
+    append_mixes();
     if (!held_spread_.empty()) append_spread(nullptr, 0);
     if (const auto lone = lone_.take()) {
       lone->apart([this](auto* function, const auto&... a) { append_first(function, a...); });
@@ -573,12 +560,24 @@ class CudaOps final : public Ops {
     }
     const HeldCopies::Staged copies = held_copies_.take();
     if (copies.count > 0) append(launch_copy, copies.list, copies.count);
+    if (const auto inner = held_pair_.take()) append(launch_few_rows, *inner);
     const HcLeave held = std::exchange(held_, {});
     if (held.streams.data != nullptr) {
       append_first(cuda::hc_leave, held);
     } else if (held.parts.rows.data != nullptr) {
       append_first(sum_experts, held.parts, held.y);
     }
+  }
+
+  void append_mixes() {
+    const SiteMixes mixes = std::exchange(held_mixes_, {});
+    if (mixes.rows > 0) append_first(site_mixes, mixes);
+  }
+  // In front of a call that neither reads nor writes what mixes are made of, or into.
+  void settle_but_mixes() {
+    const SiteMixes mixes = std::exchange(held_mixes_, {});
+    settle();
+    held_mixes_ = mixes;
   }
 
   void flush() {
@@ -608,7 +607,7 @@ class CudaOps final : public Ops {
     return Rows<const Bf16>(room.data, x.rows, x.cols, columns);
   }
 
-  // Few narrow rows are quantised by the products that read them.
+  // By the products that read them: few narrow rows.
   bool quantises_in_place(Rows<const Bf16> x) const {
     return fuses_ && x.rows <= ProductSet::kRowsMax && is_packed_input(x) && x.cols % 16 == 0 &&
            x.cols <= ProductSet::kQuantisedWidthMax;
@@ -635,12 +634,18 @@ class CudaOps final : public Ops {
     if (products_.count > 0) append_products(products_);
     products_ = {};
   }
+  // Than keys, copies and mixes.
+  bool holds_more() const {
+    return !held_spread_.empty() || !lone_.empty() || held_rope_ || held_route_ ||
+           held_.y.data != nullptr || !held_pair_.empty();
+  }
   // With what was held back on the side, if it has nothing to do with them.
   void append_products(ProductSet set) {
-    const bool alone = !held_spread_.empty() || !lone_.empty() || held_rope_ || held_route_ ||
-                       held_.y.data != nullptr || touches(set, held_keys_) ||
-                       !rides_along(held_keys_) || touches(set, held_copies_.list());
+    const bool alone = holds_more() || touches(set, held_keys_) || !rides_along(held_keys_) ||
+                       touches(set, held_copies_.list());
     if (alone) settle();
+    // Products with a norm in front take as long as the mixes do.
+    if (set.norm_weight != nullptr) set.mixes = std::exchange(held_mixes_, {});
     set.window_keys = std::exchange(held_keys_, {});
     const HeldCopies::Staged copies = held_copies_.take();
     set.copies = copies.list;
@@ -701,7 +706,9 @@ class CudaOps final : public Ops {
     if (const auto lone = lone_.take_experts(few, weights.experts[0].w1.format)) {
       append(launch_lone_experts, *lone);
     } else {
-      enqueue(launch_few_experts, few);
+      settle_but_mixes();
+      few.mixes = std::exchange(held_mixes_, {});
+      append(launch_few_experts, few);
     }
     held_.parts = {few.out.slice(0, pairs), static_cast<int32_t>(experts.cols), nullptr,
                    few.out.slice(pairs, x.rows)};
@@ -716,14 +723,6 @@ class CudaOps final : public Ops {
     return table ? **table : kNone;
   }
 
-  PairPlan plan_of(int64_t pairs, int32_t experts, int32_t tile_rows) {
-    const int64_t tiles = expert_tiles_max(pairs, experts, tile_rows);
-    auto* at =
-        static_cast<int32_t*>(bytes(Scratch::kPlan, pair_plan_bytes(pairs, experts, tile_rows)));
-    int32_t* const tile_expert = at + pairs + experts + 1;
-    return {at, at + pairs, tile_expert, tile_expert + tiles, tile_expert + 2 * tiles};
-  }
-
   // One row a pair (row, choice): bf16 results of the chosen experts.
   Rows<Bf16> routed(Rows<const Bf16> x, Rows<const Bf16> input, const MoeWeights& weights,
                     Rows<const int32_t> experts, Rows<const float> expert_weights) {
@@ -735,7 +734,8 @@ class CudaOps final : public Ops {
     CHECK(expert_weights.stride == expert_weights.cols);
     const int32_t tile_rows = expert_tile_rows(pairs, count);
     ExpertProduct product;
-    product.plan = plan_of(pairs, count, tile_rows);
+    product.plan = PairPlan::in(bytes(Scratch::kPlan, pair_plan_bytes(pairs, count, tile_rows)),
+                                pairs, count, tile_rows);
     enqueue(launch_expert_plan, experts, count, tile_rows, product.plan);
     product.experts = count;
     product.pairs = pairs;
@@ -782,8 +782,10 @@ class CudaOps final : public Ops {
   std::optional<HeldRope> held_rope_;
   std::optional<RoutePlan> held_route_;  // waits for the plan of its choices
   WindowKeys held_keys_;
+  SiteMixes held_mixes_;
   HeldCopies held_copies_{kCopiesAlongMax};
   HeldLone lone_;
+  HeldPair held_pair_;
   const bool fuses_ = std::getenv("GALLEY_CUDA_FUSE") == nullptr ||
                       std::string_view(std::getenv("GALLEY_CUDA_FUSE")) != "0";
   int64_t entries_ = 0;  // of the longest sequence, where reserve() told

@@ -7,7 +7,11 @@
 // chosen by two rows, comes from L2. Floor: launches and the latency of two products.
 //
 // On an H200, behind each other: 256 rows of three choices of nano 12 us and 5 (14 and 9 where
-// every warp quantised its rows and pairs were found 128 at a time), one row 5 and 4.
+// every warp quantised its rows and pairs were found 128 at a time), one row 5 and 4. In a step,
+// mixes of the site included, 11.1 and 4.5; with 246 registers, so that down's blocks found no room
+// before the end of gate and up, 12.2 and 7.1. Four pieces of a row asked for at once cost more
+// instructions than they saved waits (11.3; divisions by the number of pieces and of choices were
+// another 1.2).
 //
 // Tried before that, at 246 rows of three choices: a tile a pair takes 31 us for gate and up and 28
 // for down, nearly all of it unpacking the same weights again; a block an expert 50 and 70, since
@@ -16,6 +20,7 @@
 #include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/narrow_strip.cuh"
 #include "kernels/cuda/ordered_launch.cuh"
+#include "kernels/cuda/site_mixes.cuh"
 #include "kernels/cuda/swiglu.cuh"
 
 namespace galley::kernels::cuda {
@@ -24,16 +29,18 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kPairStrips = kWarps / 2;  // of gate and up, a warp each
 constexpr int64_t kByPairRowsMax = 8;
+constexpr int kBlocksAtOnce = 3;  // of a multiprocessor: down's unpack weights beside gate and up's
+constexpr int kAsidePlanes = 2;   // of y, behind the experts: blocks that make mixes
 
-constexpr int kTiles = 4;  // of 8 rows, that share the unpacked weights
-constexpr int64_t kTileRows = 8 * kTiles;
+constexpr int kPairTiles = 4;  // of 8 rows, that share the unpacked weights
+constexpr int64_t kPairRows = 8 * kPairTiles;
 
 // What a block multiplies: pairs of one expert, or rows of the shared one.
 struct Share {
   bool shared;
   int32_t expert;
   int64_t begin;  // of the expert's pairs in their order, or of the rows
-  int64_t end;    // at most kTileRows further
+  int64_t end;    // at most kPairRows further
 };
 
 // Pair `at` as a row of x, and as a row of inner and out.
@@ -46,6 +53,10 @@ struct PairRows {
 struct ByPair {
   static constexpr bool kLists = false;
 
+  __device__ static int32_t aside_of(const FewExperts& e) {
+    return static_cast<int32_t>(blockIdx.y) -
+           static_cast<int32_t>(e.experts.rows * e.experts.cols + 1);
+  }
   __device__ static int32_t expert_of(const FewExperts& e) {
     const int64_t index = blockIdx.y;
     if (index == e.experts.rows * e.experts.cols) return e.expert_count;
@@ -67,6 +78,9 @@ struct ByPair {
 struct ByExpert {
   static constexpr bool kLists = true;
 
+  __device__ static int32_t aside_of(const FewExperts& e) {
+    return static_cast<int32_t>(blockIdx.y) - (e.expert_count + 1);
+  }
   __device__ static int32_t expert_of(const FewExperts& /*e*/) {
     return static_cast<int32_t>(blockIdx.y);
   }
@@ -76,11 +90,15 @@ struct ByExpert {
     constexpr int kAtOnce = 8;
     static_assert(kSteps * kWarps == 2 * 32);
     __shared__ int32_t found[kSteps * kWarps];
-    const auto begin = static_cast<int32_t>(blockIdx.z * kTileRows);
-    const int32_t end = begin + static_cast<int32_t>(kTileRows);
+    const auto begin = static_cast<int32_t>(blockIdx.z * kPairRows);
+    const int32_t end = begin + static_cast<int32_t>(kPairRows);
     if (expert == e.expert_count) return {true, 0, begin, min(e.x.rows, int64_t{end})};
     const auto choices = static_cast<int32_t>(e.experts.cols);
     const int32_t pairs = static_cast<int32_t>(e.experts.rows) * choices;
+    const bool whole = e.experts.stride == e.experts.cols;
+    // Divides by the number of choices, exactly for all that there are.
+    const uint32_t inverse = 65536U / static_cast<uint32_t>(choices) + 1U;
+    static_assert(kFewExpertRowsMax * kFewExpertChoicesMax * kFewExpertChoicesMax <= 65536);
     const int warp = static_cast<int>(threadIdx.x / 32);
     const int lane = static_cast<int>(threadIdx.x % 32);
     uint32_t votes[kSteps] = {};  // of this warp, pair kThreads step + thread
@@ -90,7 +108,10 @@ struct ByExpert {
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
         const int32_t pair = (first + i) * kThreads + static_cast<int32_t>(threadIdx.x);
-        chosen[i] = pair < pairs ? row_at(e.experts, pair / choices)[pair % choices] : -1;
+        chosen[i] = -1;
+        if (pair >= pairs) continue;
+        chosen[i] =
+            whole ? e.experts.data[pair] : row_at(e.experts, pair / choices)[pair % choices];
       }
 #pragma unroll
       for (int i = 0; i < kAtOnce; ++i) {
@@ -112,7 +133,8 @@ struct ByExpert {
           0xFFFFFFFFU, (lane < before_this ? low : 0) + (lane + 32 < before_this ? high : 0));
       const int32_t place = before + __popc(votes[step] & ((1U << lane) - 1U));
       if ((votes[step] >> lane & 1U) != 0 && place >= begin && place < end) {
-        list[place - begin] = step * kThreads + static_cast<int32_t>(threadIdx.x);
+        const auto pair = static_cast<uint32_t>(step * kThreads) + threadIdx.x;
+        list[place - begin] = static_cast<int32_t>(pair * inverse >> 16 << 16 | pair);
       }
     }
     const int32_t count = __reduce_add_sync(0xFFFFFFFFU, low + high);
@@ -122,14 +144,14 @@ struct ByExpert {
   __device__ static PairRows rows_of(const FewExperts& e, const Share& share, int64_t at,
                                      const int32_t* list) {
     if (share.shared) return {at, e.experts.rows * e.experts.cols + at};
-    const int32_t pair = list[at - share.begin];
-    return {pair / static_cast<int32_t>(e.experts.cols), pair};
+    const int32_t found = list[at - share.begin];
+    return {found >> 16, found & 0xFFFF};
   }
 };
 
 template <class How>
 constexpr int tiles_of() {
-  return How::kLists ? kTiles : 1;
+  return How::kLists ? kPairTiles : 1;
 }
 
 // The block's rows in Q8, row_of(at) each, by all its threads behind the wait.
@@ -145,15 +167,21 @@ __device__ __forceinline__ void prepare_share(const Share& share, int64_t cols, 
 // inner = bf16(weight * swiglu(W1 x, W3 x)). Warps 2 s and 2 s + 1 have gate and up of strip s.
 // Weights are asked for and unpacked before the wait, and before a block knows its pairs.
 template <class How>
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(32 * kWarps, kBlocksAtOnce)
     few_gate_up_kernel(const __grid_constant__ FewExperts e) {
   constexpr int kTilesOf = tiles_of<How>();
   extern __shared__ __align__(16) uint8_t shared[];
   __shared__ float4 up_sums[kPairStrips][kTilesOf][32];
-  __shared__ int32_t list[kTileRows];
+  __shared__ int32_t list[kPairRows];
+  __shared__ float factors[kPairRows];
   auto* prepared = reinterpret_cast<Bf16*>(shared);
   const int warp = static_cast<int>(threadIdx.x / 32);
   const int lane = static_cast<int>(threadIdx.x % 32);
+  if (const int32_t aside = How::aside_of(e); aside >= 0) {
+    const int64_t block = (int64_t{aside} * gridDim.z + blockIdx.z) * gridDim.x + blockIdx.x;
+    const int64_t blocks = int64_t{kAsidePlanes} * gridDim.z * gridDim.x;
+    return make_site_mixes(e.mixes, block * kWarps + warp, blocks * kWarps);
+  }
   const bool is_up = warp % 2 != 0;
   const int64_t output = (int64_t{blockIdx.x} * kPairStrips + warp / 2) * kTileOutputs;
   const bool inside = output < e.inner.cols;
@@ -162,6 +190,11 @@ __global__ void __launch_bounds__(32 * kWarps)
   const auto ready = [&] {  // once by each warp
     await_earlier();
     share = How::share_of(e, expert, list);
+    const int64_t own = share.begin + static_cast<int64_t>(threadIdx.x);
+    if (threadIdx.x < kPairRows && own < share.end) {
+      factors[threadIdx.x] =
+          share.shared ? 1.0F : e.expert_weights[How::rows_of(e, share, own, list).out];
+    }
     prepare_share(
         share, e.x.cols,
         [&](int64_t at) { return row_at(e.x, How::rows_of(e, share, at, list).x); }, prepared);
@@ -200,7 +233,7 @@ __global__ void __launch_bounds__(32 * kWarps)
       const int64_t at = share.begin + row;
       if (at >= share.end) return;
       const PairRows rows = How::rows_of(e, share, at, list);
-      const float factor = share.shared ? 1.0F : e.expert_weights[rows.out];
+      const float factor = factors[row];
       row_at(e.inner, rows.out)[o] = narrow(swiglu(narrow(gate), narrow(other), factor, e.limit));
     });
   }
@@ -209,11 +242,11 @@ __global__ void __launch_bounds__(32 * kWarps)
 // out = W2 Q8(inner), a row a pair, then the rows of the shared expert. The choice is older than
 // the kernel before this one, so pairs are found before the wait.
 template <class How>
-__global__ void __launch_bounds__(32 * kWarps)
+__global__ void __launch_bounds__(32 * kWarps, kBlocksAtOnce)
     few_down_kernel(const __grid_constant__ FewExperts e) {
   constexpr int kTilesOf = tiles_of<How>();
   extern __shared__ __align__(16) uint8_t shared[];
-  __shared__ int32_t list[kTileRows];
+  __shared__ int32_t list[kPairRows];
   auto* prepared = reinterpret_cast<Bf16*>(shared);
   const int32_t expert = How::expert_of(e);
   const Share share = How::share_of(e, expert, list);
@@ -281,19 +314,21 @@ void launch_few_experts(const FewExperts& e, Stream stream) {
   const int64_t out_strips = e.out.cols / kTileOutputs;
   const bool by_pair = e.x.rows <= kByPairRowsMax;
   const int64_t pairs = e.experts.rows * e.experts.cols;
-  const auto blocks = [&](int64_t strips, int64_t each) {
+  const auto blocks = [&](int64_t strips, int64_t each, int64_t planes) {
     return dim3(static_cast<unsigned>((strips + each - 1) / each),
-                static_cast<unsigned>((by_pair ? pairs : e.expert_count) + 1),
-                static_cast<unsigned>(by_pair ? 1 : (e.x.rows + kTileRows - 1) / kTileRows));
+                static_cast<unsigned>((by_pair ? pairs : e.expert_count) + 1 + planes),
+                static_cast<unsigned>(by_pair ? 1 : (e.x.rows + kPairRows - 1) / kPairRows));
   };
   const auto bytes = [&](int64_t cols) {
-    const int64_t rows = by_pair ? kByPairRowsMax : kTileRows;
+    const int64_t rows = by_pair ? kByPairRowsMax : kPairRows;
     return static_cast<size_t>(rows * prepared_pitch(cols)) * sizeof(Bf16);
   };
   launch_kernel(by_pair ? few_gate_up_kernel<ByPair> : few_gate_up_kernel<ByExpert>,
-                {blocks(inner_strips, kPairStrips), 32 * kWarps, bytes(e.x.cols)}, stream, e);
+                {blocks(inner_strips, kPairStrips, e.mixes.rows > 0 ? kAsidePlanes : 0),
+                 32 * kWarps, bytes(e.x.cols)},
+                stream, e);
   launch_kernel(by_pair ? few_down_kernel<ByPair> : few_down_kernel<ByExpert>,
-                {blocks(out_strips, kWarps), 32 * kWarps, bytes(e.inner.cols)}, stream, e);
+                {blocks(out_strips, kWarps, 0), 32 * kWarps, bytes(e.inner.cols)}, stream, e);
 }
 
 }  // namespace galley::kernels::cuda

@@ -6,6 +6,7 @@
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/expert_tables.h"
 #include "kernels/cuda/launch.h"
+#include "kernels/cuda/site_mixes.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 
@@ -30,6 +31,7 @@ struct FewExperts {
   // Rows of the pairs (row, choice) in order, then those of the shared expert.
   Rows<Bf16> inner = {};
   Rows<Bf16> out = {};
+  SiteMixes mixes = {};  // made beside gate and up
 };
 
 // All but inner and out.

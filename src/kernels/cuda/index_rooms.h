@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <span>
 
 #include "kernels/cuda/index_select_sm90.h"
 #include "kernels/ops.h"
@@ -17,6 +18,25 @@ inline int64_t index_room_bytes(int64_t rows, int64_t entries, bool builds_pool)
                   std::min(static_cast<int64_t>(index_scratch_bytes(rows, entries, builds_pool)),
                            kScoreBytesMax));
 }
+
+// What rows ask for, all together.
+struct IndexWants {
+  int64_t entries = 1;  // of the longest, `most` at least
+  bool builds_pool = false;
+  bool reads_pool = true;
+  bool wants_scores = false;
+
+  static IndexWants of(std::span<const IndexRow> rows, int64_t most) {
+    IndexWants wants{.entries = std::max<int64_t>(1, most)};
+    for (const IndexRow& row : rows) {
+      wants.entries = std::max(wants.entries, row.visible);
+      wants.builds_pool |= row.built_pool != nullptr;
+      wants.reads_pool &= row.pool != nullptr;
+      wants.wants_scores |= row.scores != nullptr;
+    }
+    return wants;
+  }
+};
 
 // Of launch_index_select, f32 scores of `rows_at_once` rows each.
 struct ScoreRooms {

@@ -31,6 +31,20 @@ struct IndexCall {
   bool builds_pool = false;  // some row has built_pool
   void* scratch = nullptr;
   size_t scratch_bytes = 0;
+
+  // Of so many rows; the rest is still to be set.
+  static IndexCall of(Rows<const Bf16> queries, Rows<const Bf16> head_weights,
+                      const IndexShape& shape, const IndexRow* device_rows) {
+    IndexCall call;
+    call.queries = queries.data;
+    call.query_stride = queries.stride;
+    call.head_weights = head_weights.data;
+    call.weight_stride = head_weights.stride;
+    call.shape = shape;
+    call.rows = device_rows;
+    call.row_count = static_cast<int32_t>(queries.rows);
+    return call;
+  }
 };
 
 // records_per_page must be a multiple of 8; IndexRow::scores together with a pool is not served.

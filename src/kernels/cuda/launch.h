@@ -9,8 +9,10 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "kernels/cuda/device.h"
+#include "kernels/cuda/site_mixes.h"
 #include "kernels/ops.h"
 #include "kernels/tensor.h"
 
@@ -77,12 +79,16 @@ struct ProductSet {
   WindowKeys window_keys = {};  // rides_along
   const RowCopy* copies = nullptr;
   int64_t copy_count = 0;
+  SiteMixes mixes = {};
 };
 // Up to 8 rows of any product in strips; up to kRowsMax of one whose weights are small enough to be
 // read again by every 8 rows.
 bool takes_few_rows(const RowProduct& product);
 bool rides_along(const WindowKeys& keys);
 bool norms_along(Rows<const Bf16> x, const Bf16* norm_weight);
+// Products of the norm of x, those of them that fit.
+ProductSet normed_products(Rows<const Bf16> x, const Bf16* norm_weight, float eps,
+                           std::span<const Product> products);
 void launch_few_rows(const ProductSet& set, Stream stream);
 void launch_narrow(const ProductSet& set, Stream stream);
 
@@ -94,6 +100,9 @@ struct PairPlan {
   int32_t* tile_expert = nullptr;  // [tiles_max]
   int32_t* tile_begin = nullptr;   // [tiles_max] sorted place; tiles end with their expert
   int32_t* tile_count = nullptr;   // [1]
+
+  // In a room of pair_plan_bytes().
+  static PairPlan in(void* room, int64_t pairs, int32_t experts, int32_t tile_rows);
 };
 int64_t expert_tiles_max(int64_t pairs, int32_t experts, int32_t tile_rows);
 // Of its five lists.

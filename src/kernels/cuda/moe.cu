@@ -186,6 +186,13 @@ int64_t pair_plan_bytes(int64_t pairs, int32_t experts, int32_t tile_rows) {
   return (pairs + experts + 1 + 2 * tiles + 1) * static_cast<int64_t>(sizeof(int32_t));
 }
 
+PairPlan PairPlan::in(void* room, int64_t pairs, int32_t experts, int32_t tile_rows) {
+  const int64_t tiles = expert_tiles_max(pairs, experts, tile_rows);
+  auto* at = static_cast<int32_t*>(room);
+  int32_t* const of_tile = at + pairs + experts + 1;
+  return {at, at + pairs, of_tile, of_tile + tiles, of_tile + 2 * tiles};
+}
+
 void launch_expert_plan(Rows<const int32_t> experts, int32_t expert_count, int32_t tile_rows,
                         const PairPlan& plan, Stream stream) {
   if (experts.rows == 0) return;

@@ -40,19 +40,33 @@ __device__ __forceinline__ void prepare_piece(const Bf16* row, int64_t cols, int
   to[1] = raw[1];
 }
 
-// `rows` rows, row_of(r) each, by kThreads threads, to rows of prepared_pitch(cols).
+// `rows` rows, row_of(r) each, by kThreads threads, to rows of prepared_pitch(cols). Where a warp
+// is alone its instructions count, so nothing is divided exactly or twice.
 template <int kThreads, class RowOf>
 __device__ __forceinline__ void prepare_rows(int rows, int64_t cols, const RowOf& row_of,
                                              Bf16* exact, Bf16* quantised) {
-  const int pieces = static_cast<int>((cols + 31) / 32) * 2;
-  const auto pitch = static_cast<int>(prepared_pitch(cols));
+  const auto width = static_cast<int>(cols);
+  const int pieces = (width + 31) / 32 * 2;
+  const int pitch = width + kPreparedPad;
   const int tasks = (rows * pieces + 31) / 32 * 32;
+  const auto quotient = [pieces](int number) {  // half a piece is more than it is off by
+    return static_cast<int>(
+        __fdividef(static_cast<float>(number) + 0.5F, static_cast<float>(pieces)));
+  };
+  int row = quotient(static_cast<int>(threadIdx.x));
+  int piece = static_cast<int>(threadIdx.x) - row * pieces;
+  const int row_step = quotient(kThreads);
+  const int piece_step = kThreads - row_step * pieces;
   for (int task = static_cast<int>(threadIdx.x); task < tasks; task += kThreads) {
-    const int row = task / pieces;
     const bool inside = row < rows;
-    prepare_piece(inside ? row_of(row) : nullptr, cols, task % pieces, inside,
+    prepare_piece(inside ? row_of(row) : nullptr, cols, piece, inside,
                   exact != nullptr ? exact + row * pitch : nullptr,
                   quantised != nullptr ? quantised + row * pitch : nullptr);
+    row += row_step;
+    piece += piece_step;
+    if (piece < pieces) continue;
+    piece -= pieces;
+    ++row;
   }
 }
 
