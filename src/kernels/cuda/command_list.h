@@ -131,6 +131,7 @@ class CommandKey {
   void add_value(const LoneSite& s) {
     add_all(s.leave, s.streams, s.weights, s.options, s.carried, s.norm_weight, s.mix, s.x);
   }
+  void add_value(const LateMixes& s) { add_all(s.streams, s.weights, s.options, s.mix); }
   void add_value(const LoneQuery& q) {
     add_all(q.site, q.latent, q.latent_norm, q.latent_eps, q.other_count, q.query_count, q.keys);
     for (int32_t i = 0; i < q.other_count; ++i) add_value(q.others[i]);

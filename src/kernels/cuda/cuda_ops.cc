@@ -23,10 +23,10 @@
 #include "kernels/cuda/expert_tables.h"
 #include "kernels/cuda/few_experts.h"
 #include "kernels/cuda/fold_store.h"
-#include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/held_copies.h"
 #include "kernels/cuda/held_lone.h"
 #include "kernels/cuda/held_pair.h"
+#include "kernels/cuda/held_site.h"
 #include "kernels/cuda/held_spread.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/index_rooms.h"
@@ -56,6 +56,10 @@ constexpr int64_t kCopiesAlongMax = 512;         // that a launch of products ta
 constexpr int64_t kFetchAlongMax = 16 << 10;     // bytes that a launch brings to the host
 
 class CudaOps final : public Ops {
+  auto appends() {
+    return [this](auto* function, const auto&... a) { append_first(function, a...); };
+  }
+
  public:
   static Result<std::unique_ptr<Ops>> create(int32_t index) {
     const DeviceProperties device = TRY(open_device(index));
@@ -95,19 +99,19 @@ class CudaOps final : public Ops {
   }
 
   void begin_step() override {
-    if (lane_.is_open()) settle();
+    if (lane_.is_open()) settle_all();
     lane_.begin_step();
     engram_.begin_step();
     written_.clear();
   }
   void hand_in() override {
-    settle();
+    settle_all();
     lane_.hand_in();
   }
   bool overlaps_steps() const override { return true; }
   bool is_done() override { return lane_.is_done(); }
   Result<void> finish() override {
-    settle();
+    settle_all();
     return lane_.finish();
   }
   void fetch(void* host, const void* from, int64_t bytes) override {
@@ -122,6 +126,8 @@ class CudaOps final : public Ops {
     if (copies.empty()) return;
     for (const RowCopy& one : copies) written_.add(MemorySpan::of(one.to, one.bytes));
     const RowCopy* list = staged(copies);
+    const MadeTiles made = made_;
+    if (held_site_.meets(copies)) settle_all();
     if (!held_spread_.empty() && !held_spread_.meets(copies)) {
       return append_spread(list, std::ssize(copies));
     }
@@ -129,7 +135,6 @@ class CudaOps final : public Ops {
       enqueue(launch_copy, list, std::ssize(copies));
       return;
     }
-    const MadeTiles made = made_;
     if (!lone_.lets_copy() || !held_copies_.empty()) settle();
     held_copies_.hold(copies, list);
     if (!held_copies_.meet(MemorySpan::of(made.rows()), {})) made_ = made;
@@ -139,7 +144,7 @@ class CudaOps final : public Ops {
               Rows<Bf16> streams) override {
     CHECK(copies == kStreams && streams.cols == copies * hidden);
     lane_.set_waits(streams.rows <= kGraphRowsMax);  // the first operation of a step
-    settle();
+    settle_all();
     held_spread_ = HeldSpread::of(sources, staged(sources), hidden, streams);
     if (!fuses_) settle();
   }
@@ -241,15 +246,16 @@ class CudaOps final : public Ops {
     void* workspace = bytes(Scratch::kMix, hc_enter_workspace_bytes(streams.rows, x.cols));
     const InputTiles tiles = fuses_ && made_.wanted(x.cols) ? tiles_room(x) : InputTiles{};
     if (held_.streams.data != streams.data || held_.streams.rows != streams.rows) settle();
+    held_site_.make_mixes(appends());
     if (fuses_ && hc_site_supports(held_, streams, weights, options, carried, norm_weight, x)) {
       const HcLeave leave = std::exchange(held_, {});
       made_.forget();
+      const LoneSite site{leave, streams, weights, options, carried, norm_weight, mix, x};
       if (tiles.codes == nullptr && narrow_site_supports(x)) {
         auto* sums = static_cast<float*>(workspace);
         append_first(narrow_site, leave, streams, weights, options, carried, norm_weight, x, sums);
         held_mixes_ = {sums, weights, options, mix, x.rows, x.cols};
-      } else if (tiles.codes != nullptr || !lone_.hold(LoneSite{leave, streams, weights, options,
-                                                                carried, norm_weight, mix, x})) {
+      } else if (tiles.codes != nullptr ? !held_site_.hold(site, tiles) : !lone_.hold(site)) {
         append_first(hc_site, leave, streams, weights, options, carried, norm_weight, mix, x,
                      tiles);
       }
@@ -263,7 +269,8 @@ class CudaOps final : public Ops {
   void collapse_norm(Rows<const Bf16> streams, Rows<const float> carried, int32_t stream_count,
                      const Bf16* norm_weight, float eps, Rows<Bf16> x) override {
     CHECK(stream_count == kStreams);
-    if (x.rows > 0) enqueue_first(cuda::collapse_norm, streams, carried, norm_weight, eps, x);
+    settle_all();
+    if (x.rows > 0) append_first(cuda::collapse_norm, streams, carried, norm_weight, eps, x);
   }
 
   void hc_leave(Rows<const Bf16> y, Rows<const float> post, Rows<const float> comb,
@@ -280,7 +287,8 @@ class CudaOps final : public Ops {
 
   void stream_mean(Rows<const Bf16> streams, int32_t stream_count, Rows<Bf16> mean) override {
     CHECK(stream_count == kStreams);
-    if (mean.rows > 0) enqueue_first(cuda::stream_mean, streams, mean);
+    settle_all();
+    if (mean.rows > 0) append_first(cuda::stream_mean, streams, mean);
   }
 
   void rope(Rows<Bf16> x, int32_t heads, const RopeAngles& angles, bool inverse) override {
@@ -363,10 +371,7 @@ class CudaOps final : public Ops {
     if (released && q.rows <= kAttentionRoomRows) {
       room = bytes(Scratch::kAttention, kAttentionRoomRows * kAttentionRoomBytes);
     }
-    const bool turns = held_rope_ && held_rope_->x.data == q.data && held_rope_->x.rows == q.rows &&
-                       held_rope_->heads == shape.heads &&
-                       held_rope_->angles.cos.data == angles.cos.data &&
-                       held_rope_->angles.sin.data == angles.sin.data;
+    const bool turns = held_rope_ && held_rope_->is_of(q, shape.heads, angles);
     if (turns) held_rope_.reset();
     if (released) {
       AttentionCall call = AttentionCall::of(q, sink, angles, staged(rows), o);
@@ -376,7 +381,8 @@ class CudaOps final : public Ops {
       const int64_t launches = lane_.appended_count();
       settle();
       call.keys_early = products && lane_.appended_count() == launches ? 1 : 0;
-      append(attention_sm90, call, device_.multiprocessors);
+      append_first(attention_and_mixes, call, device_.multiprocessors, held_site_.take_mixes(),
+                   &std::as_const(side_));
       return;
     }
     settle();
@@ -400,6 +406,7 @@ class CudaOps final : public Ops {
     // The shared expert needs x alone, so it may begin here.
     const bool forks = fuses_ && x.rows <= kSideRowsMax && made.has(x);
     void* room = forks ? scratch_.filled(Scratch::kRoutePlan, route_plan_room_bytes()) : nullptr;
+    if (forks && held_site_.makes(x)) held_site_.make_x(appends());
     settle_but_mixes();
     if (forks) append_first(fork_side, static_cast<const SideStream*>(&side_));
     forked_ = forks ? x.data : nullptr;
@@ -425,8 +432,9 @@ class CudaOps final : public Ops {
       const bool along = aside && held_route_ && routes_along(*held_route_, shape, x);
       const RoutePlan routed = along ? *std::exchange(held_route_, {}) : RoutePlan();
       enqueue_first(run_experts, shape, FoldStore::tiles_of(weights, shape), x, x_tiles,
-                    aside ? &std::as_const(side_) : nullptr, experts.data, expert_weights.data,
-                    routed, room);
+                    aside ? &std::as_const(side_) : nullptr,
+                    aside ? held_site_.take_mixes() : LateMixes(), experts.data,
+                    expert_weights.data, routed, room);
       held_.parts = expert_parts(shape, x.rows, room);
       held_.y = y;
       if (!fuses_) settle();
@@ -490,16 +498,11 @@ class CudaOps final : public Ops {
                     Rows<Bf16> streams, Rows<float> gate) override {
     CHECK(stream_count == kStreams);
     if (kv.rows == 0) return;
-    enqueue_first(cuda::engram_write, kv, q_weight, k_weight, staged(alive), eps, streams, gate);
+    settle_all();
+    append_first(cuda::engram_write, kv, q_weight, k_weight, staged(alive), eps, streams, gate);
   }
 
  private:
-  struct HeldRope {
-    Rows<Bf16> x;
-    int32_t heads = 0;
-    RopeAngles angles;
-    bool inverse = false;
-  };
   CudaOps(const DeviceProperties& device, const StepStreams& streams)
       : device_(device),
         memory_(make_device_memory(streams.kernels, [this] { flush(); })),
@@ -540,15 +543,14 @@ class CudaOps final : public Ops {
     const HeldSpread one = std::exchange(held_spread_, {});
     append_first(cuda::spread, one.sources, one.streams, copies, count);
   }
-  // What the last calls were, where the next may do it along with its own work: a route, the sum of
-  // the experts, hc_leave, or one after the other. Any other call comes behind it.
+  // What the last calls were, where the next may do it along with its own work: a route, the sum
+  // of the experts, hc_leave, or one after the other. Any other call comes behind it.
   void settle() {
     made_.forget();
     append_mixes();
     if (!held_spread_.empty()) append_spread(nullptr, 0);
-    if (const auto lone = lone_.take()) {
-      lone->apart([this](auto* function, const auto&... a) { append_first(function, a...); });
-    }
+    if (const auto lone = lone_.take()) lone->apart(appends());
+    held_site_.apart(appends());
     if (const auto rope = std::exchange(held_rope_, {})) {
       append_first(cuda::rope, rope->x, rope->heads, rope->angles, rope->inverse);
     }
@@ -561,12 +563,13 @@ class CudaOps final : public Ops {
     const HeldCopies::Staged copies = held_copies_.take();
     if (copies.count > 0) append(launch_copy, copies.list, copies.count);
     if (const auto inner = held_pair_.take()) append(launch_few_rows, *inner);
-    const HcLeave held = std::exchange(held_, {});
-    if (held.streams.data != nullptr) {
-      append_first(cuda::hc_leave, held);
-    } else if (held.parts.rows.data != nullptr) {
-      append_first(sum_experts, held.parts, held.y);
-    }
+    held_site_.leave(std::exchange(held_, {}), appends());
+  }
+
+  // And a site's late mixes, which are in the way of few calls.
+  void settle_all() {
+    settle();
+    held_site_.make_mixes(appends());
   }
 
   void append_mixes() {
@@ -581,7 +584,7 @@ class CudaOps final : public Ops {
   }
 
   void flush() {
-    settle();
+    settle_all();
     lane_.flush();
   }
 
@@ -636,8 +639,8 @@ class CudaOps final : public Ops {
   }
   // Than keys, copies and mixes.
   bool holds_more() const {
-    return !held_spread_.empty() || !lone_.empty() || held_rope_ || held_route_ ||
-           held_.y.data != nullptr || !held_pair_.empty();
+    return !held_site_.empty() || !held_spread_.empty() || !lone_.empty() || held_rope_ ||
+           held_route_ || held_.y.data != nullptr || !held_pair_.empty();
   }
   // With what was held back on the side, if it has nothing to do with them.
   void append_products(ProductSet set) {
@@ -647,9 +650,7 @@ class CudaOps final : public Ops {
     // Products with a norm in front take as long as the mixes do.
     if (set.norm_weight != nullptr) set.mixes = std::exchange(held_mixes_, {});
     set.window_keys = std::exchange(held_keys_, {});
-    const HeldCopies::Staged copies = held_copies_.take();
-    set.copies = copies.list;
-    set.copy_count = copies.count;
+    held_copies_.move_to(set);
     append(launch_few_rows, set);
   }
 
@@ -683,9 +684,7 @@ class CudaOps final : public Ops {
     DenseSet set = std::exchange(folded_, {});
     if (set.count == 0) return;
     if (dense_takes_copies(set.common.rows) && !touches(set, held_copies_.list())) {
-      const HeldCopies::Staged copies = held_copies_.take();
-      set.copies = copies.list;
-      set.copy_count = copies.count;
+      held_copies_.move_to(set);
     }
     enqueue_first(dense_products, set);
     if (set.copy_count == 0) made_.made_products();
@@ -777,6 +776,7 @@ class CudaOps final : public Ops {
   DenseSet folded_;      // and of folded weights
   // What calls before this one left to do (settle()); of ropes, keys and copies one at a time.
   HcLeave held_;
+  HeldSite held_site_;
   HeldSpread held_spread_;
   WrittenSpans written_;  // by this step's copies and records
   std::optional<HeldRope> held_rope_;

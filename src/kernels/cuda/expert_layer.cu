@@ -5,6 +5,7 @@
 #include "kernels/cuda/expert_arguments.h"
 #include "kernels/cuda/expert_few_rows.h"
 #include "kernels/cuda/expert_layer.h"
+#include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/launch.h"
 
 namespace galley::kernels::cuda {
@@ -153,8 +154,8 @@ bool routes_along(const RoutePlan& routed, const ExpertShape& shape, Rows<const 
 
 void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
                  Rows<const Bf16> x, const InputTiles& x_tiles, const SideStream* side,
-                 const int32_t* experts, const float* weights, const RoutePlan& routed,
-                 uint8_t* workspace) {
+                 const LateMixes& mixes, const int32_t* experts, const float* weights,
+                 const RoutePlan& routed, uint8_t* workspace) {
   if (x.rows == 0) return;
   Carver carver(workspace);
   Workspace work = carve_workspace(shape, x.rows, carver);
@@ -176,6 +177,7 @@ void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& til
     work.shared_x = {x_tiles.codes, x_tiles.scale, x_tiles.places};
     if (side != nullptr) {
       enter_side(*side);
+      if (mixes.streams.data != nullptr) hc_site_mixes(side->stream, mixes);
       shared_up(side->stream);
       quantise_rows(side->stream, shared_inner, work.shared_places, work.shared_inner8.x8,
                     work.shared_inner8.scale);

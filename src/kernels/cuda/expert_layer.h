@@ -17,6 +17,8 @@
 
 namespace galley::kernels::cuda {
 
+struct LateMixes;  // hc_site.h
+
 struct ExpertShape {
   int32_t experts = 0;
   int32_t top_k = 0;
@@ -55,13 +57,14 @@ int64_t expert_workspace_bytes(const ExpertShape& shape, int64_t rows);
 
 // experts ascending in each row [R, top_k]. `x_tiles`, with codes: x in Q8, made by who made x. All
 // but the sum of the experts, whose parts these are, in the workspace. With `side`, forked behind
-// x_tiles, the shared expert computes there: the stream has joined it when this returns. `routed`,
-// with rows: the route of x, which makes the plan along with it (routes_along). No allocation, no
-// host synchronisation: the launches can be captured in a graph.
+// x_tiles, the shared expert computes there, behind `mixes`, if there are any, of the site that
+// made x: the stream has joined it when this returns. `routed`, with rows: the route of x, which
+// makes the plan along with it (routes_along). No allocation, no host synchronisation: the launches
+// can be captured in a graph.
 void run_experts(Stream stream, const ExpertShape& shape, const ExpertTiles& tiles,
                  Rows<const Bf16> x, const InputTiles& x_tiles, const SideStream* side,
-                 const int32_t* experts, const float* weights, const RoutePlan& routed,
-                 uint8_t* workspace);
+                 const LateMixes& mixes, const int32_t* experts, const float* weights,
+                 const RoutePlan& routed, uint8_t* workspace);
 bool routes_along(const RoutePlan& routed, const ExpertShape& shape, Rows<const Bf16> x);
 ExpertParts expert_parts(const ExpertShape& shape, int64_t rows, uint8_t* workspace);
 // y = the sum of such parts, by a launch of its own.

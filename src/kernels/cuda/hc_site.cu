@@ -1,5 +1,5 @@
 // The way of few rows from one hyper-connection site into the next in one launch: the experts' sum,
-// hc_leave, and all of hc_enter.
+// hc_leave, and all of hc_enter. Or the mixes of a site alone.
 //
 // Floor: a launch, and the latency of one tile's way through the block; the weights, 2 MB at the
 // released width, are asked for before the wait for earlier kernels.
@@ -25,18 +25,16 @@
 // that went through many tiles and read the next one ahead: 8.4 us a tile, 1,240 for 16,384 rows.
 // Of ten warps with 2,000 instructions a tile most time is latency.
 //
-// In a step it costs 12.6 us, 16 with the experts' sum: its blocks want a multiprocessor each, so
-// weights are asked for once the kernel in front is over.
-//
-// Not here, but the way on: x does not need the projection, whose mixes only the next site reads.
-// Tried: leaving, x and Q8 by a cluster of five small blocks a row (2.4 us one behind the other,
-// 3.2 with the sum; 3.8 and 5.8 in a step), projection and Sinkhorn on a second stream beside the
-// products that follow, joined in front of the next site. A step of one sequence took 5.79 ms
-// instead of 5.94, of two 6.88 instead of 7.06, of four 8.64 instead of 8.82 to 8.97, with the same
-// bits. The folded product behind a site had wrong sums beside it, not for anything of the site:
-// dense_few_rows.cuh handed stages back in front of its loads (behind_loads, sm90.cuh). With that
-// mended 1,100 steps of CudaReleasedLayer had no error. What is left is to see whole steps with it
-// beside what copies and spreads hold back by now.
+// In a step it costs 10.7 us, 11.7 with the experts' sum: its blocks want a multiprocessor each, so
+// weights are asked for once the kernel in front is over. But x does not need the projection, whose
+// mixes only the next site reads: of up to 16 rows leaving, x and Q8 are a launch of small blocks
+// (hc_site_x.cu: 2.4 us, 3.1 with the sum, wherever they are), and the mixes one of this file,
+// 9.5 us beside something else (held_site.h). Where that is decides what it is worth. Beside the
+// products that follow, which want all multiprocessors, a step of one sequence took 5.79 ms instead
+// of 5.94. Those of sites behind attention beside router and shared expert: 5.70 instead of 5.85;
+// the others beside attention too, which leaves most of the card idle up to 8 rows: 5.45. Of four
+// sequences 8.46 instead of 8.85, of eight 12.1 instead of 12.4, of 16 17.1 instead of 17.4; of 32
+// as long as before.
 #include <array>
 
 #include "base/check.h"
@@ -77,6 +75,7 @@ struct SiteArguments {
   HcLeave leave;
   ProjectArguments project;
   FinishArguments finish;
+  bool mixes_alone;  // x is not wanted: its rows and columns alone count
 };
 
 struct SiteShared {
@@ -135,7 +134,9 @@ struct Site {
       const int64_t row = min(first_row + item / kPieces, args.project.x.rows - 1);
       const int piece = item % kPieces;
       const float* from = nullptr;
-      if (piece == kPieces - 1) {
+      if (args.mixes_alone) {
+        continue;
+      } else if (piece == kPieces - 1) {
         from = row_of(args.project.carried, row);
       } else if (args.leave.y.data == nullptr) {
         continue;
@@ -172,6 +173,10 @@ struct Site {
     }
 #pragma unroll
     for (int j = 0; j < kStreams; ++j) tile.raw[j][0] = loaded.streams[j];
+    if (args.mixes_alone) {
+      add_squares(tile, 0, {}, sums);
+      return {};
+    }
     const float4 pi = *reinterpret_cast<const float4*>(mixes + kMixFloats - kStreams);
     const uint4 x = collapse_half(tile, 0, {pi.x, pi.y, pi.z, pi.w});
     add_squares(tile, 0, x, sums);
@@ -250,6 +255,7 @@ struct Site {
 
   // One warp's part of x.
   __device__ __forceinline__ void scale(uint4 x, uint4 weight) const {
+    if (args.mixes_alone) return;
     const FinishArguments& finish = args.finish;
     const int64_t row = first_row + in_tile();
     const bool inside = row < finish.x.rows;
@@ -316,7 +322,9 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
   MixWeights mix_weights = {};
   const Site site{args, shared, int64_t{blockIdx.y} * kRows};
   if (has_group) {  // constant: before the wait
-    norm_weight = load8<true>(args.finish.norm_weight, site.vector(), args.project.x.cols);
+    if (!args.mixes_alone) {
+      norm_weight = load8<true>(args.finish.norm_weight, site.vector(), args.project.x.cols);
+    }
     const int64_t channel = int64_t{blockIdx.x} * kBlockChannels + warp * kGroup;
     Float8 w[kStreams][kTiles];  // all under way before the first is stored
 #pragma unroll
@@ -329,7 +337,7 @@ __global__ void __launch_bounds__(kSiteThreads, 1)
     }
   } else {
     mix_weights.load(args.finish.weights);
-    if (shares >= 0) {
+    if (shares >= 0 && site.makes_tiles()) {
       norm_weight =
           load8<true>(args.finish.norm_weight, site.shared_vector(shares), args.project.x.cols);
     }
@@ -401,14 +409,10 @@ int64_t clusters_at_once(int64_t size) {
   return size <= kClusterMax ? concurrency.clusters[static_cast<size_t>(size)] : 0;
 }
 
-}  // namespace
-
-void hc_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
-             const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
-             const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, const InputTiles& tiles) {
-  CHECK(tiles.codes == nullptr || x.cols % kChunk == 0);
-  CHECK(hc_site_supports(leave, streams, weights, options, carried, norm_weight, x));
-  CHECK(leave.y.data == nullptr || leave.streams.data == streams.data);
+void launch_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
+                 const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
+                 const Bf16* norm_weight, const HcMix& mix, Rows<Bf16> x, const InputTiles& tiles,
+                 bool mixes_alone) {
   const int64_t slices = divide_up(x.cols, kSlice);
   const int64_t blocks = divide_up(x.cols, kBlockChannels);
   const SiteArguments args{.leave = leave,
@@ -427,11 +431,29 @@ void hc_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
                                       .x = x,
                                       .tiles = tiles,
                                       .row_threads = 0,
-                                      .mixes_apart = false}};
+                                      .mixes_apart = false},
+                           .mixes_alone = mixes_alone};
   const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(divide_up(x.rows, kRows)));
   launch_kernel(site_kernel,
                 {grid, kSiteThreads, sizeof(SiteShared), static_cast<uint32_t>(blocks)}, stream,
                 args);
+}
+
+}  // namespace
+
+void hc_site(Stream stream, const HcLeave& leave, Rows<const Bf16> streams,
+             const HcWeights& weights, const HcOptions& options, Rows<const float> carried,
+             const Bf16* norm_weight, HcMix mix, Rows<Bf16> x, const InputTiles& tiles) {
+  CHECK(tiles.codes == nullptr || x.cols % kChunk == 0);
+  CHECK(hc_site_supports(leave, streams, weights, options, carried, norm_weight, x));
+  CHECK(leave.y.data == nullptr || leave.streams.data == streams.data);
+  launch_site(stream, leave, streams, weights, options, carried, norm_weight, mix, x, tiles, false);
+}
+
+void hc_site_mixes(Stream stream, const LateMixes& site) {
+  const Rows<Bf16> x(nullptr, site.streams.rows, site.streams.cols / kStreams);
+  launch_site(stream, {}, site.streams, site.weights, site.options, {}, nullptr, site.mix, x, {},
+              true);
 }
 
 bool hc_site_supports(const HcLeave& leave, Rows<const Bf16> streams, const HcWeights& weights,

@@ -36,6 +36,13 @@ class HeldCopies {
     list_.clear();
     return {staged_, count};
   }
+  // The same, into a launch that takes them along.
+  template <class Launch>
+  void move_to(Launch& launch) {
+    const Staged staged = take();
+    launch.copies = staged.list;
+    launch.copy_count = staged.count;
+  }
   // Whether their order with work that reads and writes these matters.
   bool meet(MemorySpan read, MemorySpan written) const {
     return std::any_of(list_.begin(), list_.end(), [&](const RowCopy& one) {

@@ -35,9 +35,7 @@ class HeldPair {
                      .quantise = product.quantise_input}};
     if (!is_narrow_pair(pair) || touches(products_of(pair), copies.list())) return {};
     inner_.reset();
-    const HeldCopies::Staged staged = copies.take();
-    pair.copies = staged.list;
-    pair.copy_count = staged.count;
+    copies.move_to(pair);
     return pair;
   }
   // The first half alone.

@@ -7,6 +7,7 @@
 // handed over together in the other, which is what a step does. Skipped without a usable device.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cstring>
 #include <span>
 #include <string>
@@ -14,6 +15,7 @@
 
 #include "kernels/cuda/device_fixture.h"
 #include "kernels/ops_test_cases.h"
+#include "kernels/plain/quantise.h"
 
 namespace galley::kernels {
 namespace {
@@ -281,6 +283,95 @@ TEST_F(CudaReleasedLayer, LayersOfAStepSeeTheirOwn) {
       EXPECT_TRUE(ops_->finish());
       std::vector<Bf16> bits(static_cast<size_t>(rows * kHidden));
       ops_->memory().read(bits.data(), l.y.data, std::ssize(bits) * int64_t{sizeof(Bf16)});
+      return bits;
+    };
+    const std::vector<Bf16> expected = step([&] {
+      ASSERT_TRUE(ops_->finish());
+      ops_->begin_step();
+    });
+    for (int time = 0; time < 12; ++time) {
+      const std::vector<Bf16> ours = step([] {});
+      EXPECT_EQ(std::memcmp(ours.data(), expected.data(), ours.size() * sizeof(Bf16)), 0)
+          << "time " << time;
+    }
+  }
+}
+
+// A site's mixes beside attention, between the site and the next: the bits of one after the other.
+TEST_F(CudaReleasedLayer, AttentionTakesMixesAlong) {
+  constexpr int64_t kRows = 16;
+  constexpr int64_t kWidth = 512;
+  constexpr int32_t kHeads = 64;
+  constexpr int64_t kWindow = 128;
+  Random random(93);
+  Layer layer{};
+  layer.site = {placed(random.f32(24 * 4 * kHidden, 0.01)), placed(random.f32(24, 0.5)),
+                placed(std::vector<float>{0.6F, 0.5F, 0.7F})};
+  layer.norm = placed(random.bf16(kHidden));
+  layer.project = folded(StoredWeight(random, WeightFormat::kFp8Tile32, kOut, kHidden));
+  const Inputs inputs(random);
+  place(layer, inputs);
+  layer.planned = layer.experts;
+  layer.planned_weights = layer.expert_weights;
+  const int64_t record = window_record_bytes(kWidth);
+  std::vector<uint8_t> records(static_cast<size_t>(kWindow * record));
+  for (int64_t t = 0; t < kWindow; ++t) {
+    plain::write_window_record(random.bf16(kWidth).data(), kWidth, records.data() + t * record);
+  }
+  const uint8_t* const ring = placed(records);
+  const Rows<Bf16> q(placed(random.bf16(kRows * kHeads * kWidth)), kRows, kHeads * kWidth);
+  const Rows<Bf16> o(placed(std::vector<Bf16>(kRows * kHeads * kWidth)), kRows, kHeads * kWidth);
+  const float* const sink = placed(random.f32(kHeads));
+  const Rows<float> cos(placed(random.f32(kRows * 32)), kRows, 32);
+  const Rows<float> sin(placed(random.f32(kRows * 32)), kRows, 32);
+  for (const int64_t rows : {1, 3, 4, 8, 9, 16, 2}) {
+    SCOPED_TRACE(std::to_string(rows) + " rows");
+    const Layer l = layer.first(rows);
+    std::vector<AttentionRow> attended;
+    for (int64_t r = 0; r < rows; ++r) {
+      AttentionRow& one = attended.emplace_back();
+      one.position = kWindow + r;
+      one.window_begin = 1 + r * 5;
+      one.ring = ring;
+      one.ring_slots = kWindow;
+      one.chunk = ring;
+      one.chunk_begin = kWindow + kRows;
+    }
+    const Product product{
+        .weight = l.project, .quantise_input = true, .y = l.projected, .y_f32 = {}};
+    const auto step = [&](const auto& next) {
+      inputs.put(ops_->memory(), l);
+      const HcMix mix{l.pre, l.post, l.comb};
+      ops_->begin_step();
+      for (int i = 0; i < 6; ++i) {
+        ops_->hc_leave(l.y, mix.post, mix.comb, 4, l.streams);
+        next();
+        ops_->hc_enter(l.streams, l.site, HcOptions{}, mix.pre, l.norm, mix, l.x);
+        next();
+        ops_->linear(l.x, {&product, 1});
+        next();
+        ops_->attention(q.slice(0, rows), sink,
+                        {.heads = kHeads, .head_dim = 512, .window = 128, .selected_max = 512},
+                        {cos.slice(0, rows), sin.slice(0, rows)}, attended, o.slice(0, rows));
+        next();
+        if (i % 2 != 0) {  // somebody asks for mixes at once
+          const RowCopy copy{l.pre.data, l.post.data, l.pre.rows * 4 * int64_t{sizeof(float)}};
+          ops_->copy({&copy, 1});
+          next();
+        }
+      }
+      EXPECT_TRUE(ops_->finish());
+      std::vector<Bf16> bits(static_cast<size_t>(rows * 6 * kHidden + rows * 48));
+      const auto take = [&](size_t at, const void* from, int64_t bytes) {
+        ops_->memory().read(bits.data() + at, from, bytes);
+      };
+      const auto count = static_cast<size_t>(rows);
+      take(0, l.streams.data, rows * 4 * kHidden * 2);
+      take(count * 4 * kHidden, l.x.data, rows * kHidden * 2);
+      take(count * 5 * kHidden, l.projected.data, rows * std::min<int64_t>(kOut, kHidden) * 2);
+      take(count * 6 * kHidden, l.pre.data, rows * 16);
+      take(count * (6 * kHidden + 8), l.post.data, rows * 16);
+      take(count * (6 * kHidden + 16), l.comb.data, rows * 64);
       return bits;
     };
     const std::vector<Bf16> expected = step([&] {
