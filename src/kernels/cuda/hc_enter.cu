@@ -6,12 +6,11 @@
 // are, and fn, f32, is exactly the sum of three bf16 (rounded, the rest rounded, and its rest).
 // Products are exact, sums are f32.
 //
-// Few rows go through hc_site.cu, more than 1,024 of whole slices through hc_enter_many.cu, all
-// others through the two launches here. `pass` leaves the site before on its way, if one is held
-// back for it (of up to 128 rows it sums the experts up in front of that, which takes as long as a
-// launch for it), so that streams are read and written once: 90 KB in and out a row, 12 more for x
-// and what is said next. It cuts the channels into slices of 160, a slice into five groups of 32. A
-// block keeps a slice and its weights, all three parts in shared memory;
+// Few rows go through hc_site.cu, all others through two launches. `pass` leaves the site before on
+// its way, if one is held back for it (of up to 128 rows it sums the experts up in front of that,
+// which takes as long as a launch for it), so that streams are read and written once: 90 KB in and
+// out a row, 12 more for x and what is said next. It cuts the channels into slices of 160, a slice
+// into five groups of 32. A block keeps a slice and its weights, all three parts in shared memory;
 // teams of five warps go through tiles of 16 rows, a warp a group, which asynchronous copies bring
 // while the tile before is worked on. What is left in memory is x not yet scaled and, a slice, 26
 // numbers a row. `finish` adds these up in slice order, scales x, makes its Q8 where folded
@@ -21,12 +20,16 @@
 // A group's sums start at zero, groups are added in order within a slice, slices in order: the same
 // for any number of rows.
 //
-// Measured on an H200, leaving and entering: 53 us for 1,024 rows, 27 for 512, 10.3 for 64; with Q8
-// 55, 29 and 10.5, where a launch for it took 2 more at 64. Of up to 264 rows finish has all its
-// loads of a row's slices on their way at once: 0.7 us of the 10.3. Many rows (16,384: 717, with Q8
-// 749; 4,096: 178 and 189; with two teams 734 and 205) were short of how their pieces of 64 bytes a
-// row and warp reach the memory: without any f32 or products pass took 553 us of its 575. Apart,
-// with a projection whose sixteen warps had weights in registers: 841 and 230; entering alone 460.
+// Measured on an H200, leaving and entering: 717 us for 16,384 rows (2.0 GB with x read and written
+// again: 2.85 TB/s, 59 % of bandwidth), 178 for 4,096, 92 for 2,048, 53 for 1,024, 27 for 512, 10.3
+// for 64; with Q8 749, 189, 98, 55, 29 and 10.5, where a launch for it took 60 more at 16,384 and
+// 2 at 64. With two teams of many rows: 734, 205 and 114. Of up to 264 rows finish has all its
+// loads of a row's slices on their way at once: 0.7 us of the 10.3. Entering alone, with two: 526.
+// Apart, with a projection whose sixteen warps had weights in registers: 841, 230, 68, 34, 17;
+// alone 460 (before stores were of 16 bytes: 870; row.cuh). pass takes about 600 of them. It is no
+// longer short of memory but of instructions: 1,500 a group, half of them the f32 products and sums
+// of leaving, none of which may be fused; the ten warps of two teams issue in every second cycle,
+// wait for their team in 18 % of their time and for memory in 6 %.
 //
 // Tried: each warp a tile of its own, group after group, with eight warps and a ring of three
 // stages 788 (878 with copies that do not ask L2 for the whole line), two stages 1,305, twelve and
@@ -34,9 +37,16 @@
 // were left too soon. The team's tile brought to L2 in pieces of 20 KB ahead: 759. Without products
 // the ring of three takes as long.
 //
-// Multiply-adds in leaving and collapsing, as fast/ has them: 750 us instead of 749; in plain/ they
-// leave the golden vectors' limits. x, sum and norm by a cluster a row, without the projection,
-// take 608 us for 1.7 GB: as few bytes a second as all of it here.
+// Multiply-adds in leaving and collapsing, as fast/ has them: 750 us instead of 749, so these are
+// not what is short; in plain/ they leave the golden vectors' limits. x, sum and norm by a cluster
+// a row, without the projection, take 608 us for 1.7 GB: as few bytes a second as all of it here.
+//
+// More than 1,024 rows with tiles moved in place by the copy engine, both ways, and warps that wait
+// for no team: 682 us instead of 751 for 16,384, with Q8, in a program of its own (without work on
+// the tiles the copies alone take 464; the rest is finish, which brings 24 KB a row once more). In
+// the steps of a prefill, on a card that is held at its power, 765 instead of 735, so it is not
+// here. Of its stages three teams shared one barrier of loads, which was wrong now and then beside
+// heavy copies; two in turns were right.
 //
 // Every access of shared memory is a lane's own behind its own copies (a stage), or between two
 // meetings of a team (mixes, sums).
@@ -512,9 +522,7 @@ void hc_enter(Stream stream, const HcLeave& left, Rows<const Bf16> streams,
     sum_experts(stream, parts, left.y);
     parts = {};
   }
-  if (whole && x.rows > kFewRows && enters_many(args.leave, args.project)) {
-    enter_many(stream, args.leave, args.project, finish);
-  } else if (whole) {
+  if (whole) {
     launch_both<true>(stream, args, finish);
   } else {
     launch_both<false>(stream, args, finish);

@@ -241,11 +241,6 @@ __device__ __forceinline__ void write_mixes(const FinishArguments& args, const M
   }
 }
 
-// Of many rows and whole slices (hc_enter_many.cu): the site before is left, without a sum.
-bool enters_many(const HcLeave& leave, const ProjectArguments& project);
-void enter_many(Stream stream, const HcLeave& leave, const ProjectArguments& project,
-                const FinishArguments& finish);
-
 // Whether all rows of a site can be read and written in whole vectors.
 inline bool is_whole_site(const HcLeave& leave, const Rows<const Bf16>& streams,
                           const HcWeights& weights, const Rows<const float>& carried,
