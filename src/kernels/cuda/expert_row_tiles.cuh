@@ -364,7 +364,8 @@ __device__ __forceinline__ void unpack_row_tiles(uint32_t base, uint32_t unpacke
       if (elected()) {
         const uint32_t loaded = codes[0].shift | codes[0].first.x | codes[0].second.x |
                                 codes[1].shift | codes[1].first.x | codes[1].second.x;
-        barrier_arrive(behind_loads(base + Form::kCodesEmpty + codes_at.barrier, loaded));
+        barrier_arrive(
+            behind_loads(base + Form::kCodesEmpty + codes_at.barrier, loaded, blockIdx.z));
       }
       const uint32_t pair = to + out.bytes;
       codes_at.template advance<typename Form::Codes>();
@@ -421,7 +422,7 @@ struct RowTilesView {
     }
     __syncwarp();
     if (!elected()) return;
-    barrier_arrive(behind_loads(base + Form::kRowsEmpty + rows.barrier, loaded));
+    barrier_arrive(behind_loads(base + Form::kRowsEmpty + rows.barrier, loaded, blockIdx.z));
     barrier_arrive(base + Form::kUnpackedEmpty + weights.barrier);
   }
   __device__ __forceinline__ void advance() {
