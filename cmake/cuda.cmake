@@ -18,8 +18,10 @@ else()
     # 3.25 does not know the name 90a, so the code is named in the flags below.
     set(CMAKE_CUDA_ARCHITECTURES OFF)
     set(CMAKE_CUDA_RUNTIME_LIBRARY None)  # the static one is linked by name
+    # ptxas only mentions that it serialises wgmma.
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${CMAKE_CURRENT_LIST_DIR}/nvcc_unserialized.sh)
     if(CCACHE)
-      set(CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
+      list(APPEND CMAKE_CUDA_COMPILER_LAUNCHER ${CCACHE})
     endif()
     enable_language(CUDA)
     # Nor does 3.25 know that this compiler speaks C++20.
