@@ -302,19 +302,6 @@ __device__ __forceinline__ void unpack_pair(const StoredCodes (&codes)[2], uint3
   }
 }
 
-// Whether the phase with this parity has completed.
-__device__ __forceinline__ bool barrier_test(uint32_t barrier, uint32_t parity) {
-  uint32_t done;
-  asm volatile(
-      "{\n.reg .pred done;\n"
-      "mbarrier.test_wait.parity.shared::cta.b64 done, [%1], %2;\n"
-      "selp.u32 %0, 1, 0, done;\n}\n"
-      : "=r"(done)
-      : "r"(barrier), "r"(parity)
-      : "memory");
-  return done != 0;
-}
-
 // Who unpacks: two slices of every chunk, the same ones, so that a lane's addresses never change.
 template <class Form>
 __device__ __forceinline__ void unpack_row_tiles(uint32_t base, uint32_t unpacker, int32_t chunks) {
@@ -373,9 +360,9 @@ __device__ __forceinline__ void unpack_row_tiles(uint32_t base, uint32_t unpacke
       // Asked for in between, so that the answers' latency passes meanwhile.
       const auto look_ahead = [&] {
         codes_there =
-            hurries && barrier_test(base + Form::kCodesFull + codes_at.barrier, codes_at.parity);
+            hurries && barrier_passed(base + Form::kCodesFull + codes_at.barrier, codes_at.parity);
         out_free =
-            hurries && barrier_test(base + Form::kUnpackedEmpty + out.barrier, out.parity ^ 1);
+            hurries && barrier_passed(base + Form::kUnpackedEmpty + out.barrier, out.parity ^ 1);
       };
       if (__builtin_expect(normal, 1)) {
         unpack_pair<Form, false>(codes, base + Form::kTableAt, pair, look_ahead);

@@ -90,6 +90,20 @@ class CudaReleasedLayer : public DeviceFixture {
   Rows<T> placed_rows(const std::vector<T>& host) {
     return Rows<T>(placed(host), kRowsMax, std::ssize(host) / kRowsMax);
   }
+  // step(next) gives a step's bits and calls `next` behind each operation: the same ones when it
+  // goes in one list as when each waits for the one before.
+  template <class Step>
+  void expect_as_apart(const Step& step) {
+    const std::vector<Bf16> expected = step([&] {
+      ASSERT_TRUE(ops_->finish());
+      ops_->begin_step();
+    });
+    for (int time = 0; time < 12; ++time) {
+      const std::vector<Bf16> ours = step([] {});
+      EXPECT_EQ(std::memcmp(ours.data(), expected.data(), ours.size() * sizeof(Bf16)), 0)
+          << "time " << time;
+    }
+  }
   // kExperts of them and the shared one.
   MoeWeights folded_experts(Random& random) {
     MoeWeights raw;
@@ -285,15 +299,7 @@ TEST_F(CudaReleasedLayer, LayersOfAStepSeeTheirOwn) {
       ops_->memory().read(bits.data(), l.y.data, std::ssize(bits) * int64_t{sizeof(Bf16)});
       return bits;
     };
-    const std::vector<Bf16> expected = step([&] {
-      ASSERT_TRUE(ops_->finish());
-      ops_->begin_step();
-    });
-    for (int time = 0; time < 12; ++time) {
-      const std::vector<Bf16> ours = step([] {});
-      EXPECT_EQ(std::memcmp(ours.data(), expected.data(), ours.size() * sizeof(Bf16)), 0)
-          << "time " << time;
-    }
+    expect_as_apart(step);
   }
 }
 
@@ -374,15 +380,7 @@ TEST_F(CudaReleasedLayer, AttentionTakesMixesAlong) {
       take(count * (6 * kHidden + 16), l.comb.data, rows * 64);
       return bits;
     };
-    const std::vector<Bf16> expected = step([&] {
-      ASSERT_TRUE(ops_->finish());
-      ops_->begin_step();
-    });
-    for (int time = 0; time < 12; ++time) {
-      const std::vector<Bf16> ours = step([] {});
-      EXPECT_EQ(std::memcmp(ours.data(), expected.data(), ours.size() * sizeof(Bf16)), 0)
-          << "time " << time;
-    }
+    expect_as_apart(step);
   }
 }
 
