@@ -20,17 +20,20 @@ Result<void> check_launch(const char* /*what*/) { return without_cuda(); }
 Result<std::unique_ptr<Ops>> make_cuda_ops(int32_t /*index*/) { return without_cuda(); }
 int64_t command_count(const Ops& /*ops*/) { return 0; }
 Result<KernelFloors> measure_kernel_floors() { return without_cuda(); }
-Result<void> bench_experts(const KernelFloors& /*floors*/, bool /*quick*/,
+Result<void> bench_experts(const KernelFloors& /*floors*/, BenchRows /*which*/, bool /*quick*/,
                            const ReportKernel& /*report*/) {
   return without_cuda();
 }
-Result<void> bench_dense(const KernelFloors& /*floors*/, const ReportKernel& /*report*/) {
+Result<void> bench_dense(const KernelFloors& /*floors*/, BenchRows /*which*/,
+                         const ReportKernel& /*report*/) {
   return without_cuda();
 }
-Result<void> bench_attention(const KernelFloors& /*floors*/, const ReportKernel& /*report*/) {
+Result<void> bench_attention(const KernelFloors& /*floors*/, BenchRows /*which*/,
+                             const ReportKernel& /*report*/) {
   return without_cuda();
 }
-Result<void> bench_indexer(const KernelFloors& /*floors*/, const ReportKernel& /*report*/) {
+Result<void> bench_indexer(const KernelFloors& /*floors*/, BenchRows /*which*/,
+                           const ReportKernel& /*report*/) {
   return without_cuda();
 }
 
