@@ -256,8 +256,7 @@ class CudaOps final : public Ops {
         append_first(narrow_site, leave, streams, weights, options, carried, norm_weight, x, sums);
         held_mixes_ = {sums, weights, options, mix, x.rows, x.cols};
       } else if (tiles.codes != nullptr ? !held_site_.hold(site, tiles) : !lone_.hold(site)) {
-        append_first(hc_site, leave, streams, weights, options, carried, norm_weight, mix, x,
-                     tiles);
+        site.apart(appends(), tiles);
       }
     } else {
       append_first(cuda::hc_enter, std::exchange(held_, {}), streams, weights, options, carried,

@@ -249,11 +249,7 @@ ProductSet normed_products(Rows<const Bf16> x, const Bf16* norm_weight, float ep
   set.norm_eps = eps;
   if (!norms_along(x, norm_weight)) return set;
   for (const Product& product : products) {
-    const RowProduct one{.x = x,
-                         .weight = product.weight,
-                         .y = product.y,
-                         .y_f32 = product.y_f32,
-                         .quantise = product.quantise_input};
+    const RowProduct one = RowProduct::of(x, product);
     if (set.count < ProductSet::kMax && takes_few_rows(one)) set.products[set.count++] = one;
   }
   return set;

@@ -38,8 +38,7 @@ class HeldLone {
         set.products[set.count++] = attention->inner;
         return append(few_rows, set);
       }
-      append(hc_site, site.leave, site.streams, site.weights, site.options, site.carried,
-             site.norm_weight, site.mix, site.x, InputTiles{});
+      site.apart(append, InputTiles{});
       if (products.count > 0) append(few_rows, products);
       if (keys.x.rows > 0) {
         append(window_keys, keys.x, keys.norm_weight, keys.eps, keys.angles, keys.records);
@@ -69,7 +68,7 @@ class HeldLone {
     if (!awaits(x) || std::ssize(products) > 1 + LoneQuery::kOthersMax) return false;
     ProductSet set;
     for (const Product& product : products) {
-      const RowProduct one = row_product(x, product);
+      const RowProduct one = RowProduct::of(x, product);
       if (product.weight.folded || !takes_few_rows(one)) return false;
       set.products[set.count++] = one;
     }
@@ -99,7 +98,7 @@ class HeldLone {
     }
     for (const Product& product : products) {
       if (product.weight.folded) return {};
-      query.queries[query.query_count++] = row_product(latent, product);
+      query.queries[query.query_count++] = RowProduct::of(latent, product);
     }
     query.keys = held_->keys;
     if (!lone_query_supports(query)) return {};
@@ -168,7 +167,7 @@ class HeldLone {
       return {};
     }
     LoneAttention attention = *held_->attention;
-    attention.outer = row_product(x, products[0]);
+    attention.outer = RowProduct::of(x, products[0]);
     if (!lone_attention_supports(attention)) return {};
     const HeldCopies::Staged staged = copies.take();
     attention.copies = staged.list;
@@ -182,13 +181,6 @@ class HeldLone {
   bool awaits(Rows<const Bf16> x) const {
     return held_ && !held_->attention && held_->products.count == 0 && !held_->choice &&
            held_->site.x.data == x.data && x.rows == 1 && x.cols == held_->site.x.cols;
-  }
-  static RowProduct row_product(Rows<const Bf16> x, const Product& product) {
-    return {.x = x,
-            .weight = product.weight,
-            .y = product.y,
-            .y_f32 = product.y_f32,
-            .quantise = product.quantise_input};
   }
 
   std::optional<Held> held_;

@@ -26,13 +26,7 @@ class HeldPair {
   std::optional<NarrowPair> take(Rows<const Bf16> x, std::span<const Product> products,
                                  HeldCopies& copies) {
     if (!inner_ || products.size() != 1) return {};
-    const Product& product = products[0];
-    NarrowPair pair{*inner_,
-                    {.x = x,
-                     .weight = product.weight,
-                     .y = product.y,
-                     .y_f32 = product.y_f32,
-                     .quantise = product.quantise_input}};
+    NarrowPair pair{*inner_, RowProduct::of(x, products[0])};
     if (!is_narrow_pair(pair) || touches(products_of(pair), copies.list())) return {};
     inner_.reset();
     copies.move_to(pair);

@@ -39,9 +39,7 @@ class HeldSite {
     if (!held_) return;
     if (held_->site.x.rows <= kAttentionRowsMax) return make_x(append);
     const Held held = *std::exchange(held_, {});
-    const LoneSite& site = held.site;
-    append(hc_site, site.leave, site.streams, site.weights, site.options, site.carried,
-           site.norm_weight, site.mix, site.x, held.tiles);
+    held.site.apart(append, held.tiles);
   }
   // In front of whoever touches streams or mixes.
   template <class Append>

@@ -38,6 +38,14 @@ struct RowProduct {
   Rows<Bf16> y = {};
   Rows<float> y_f32 = {};
   bool quantise = false;  // Q8 of x first; only in a ProductSet
+
+  static RowProduct of(Rows<const Bf16> x, const Product& product) {
+    return {.x = x,
+            .weight = product.weight,
+            .y = product.y,
+            .y_f32 = product.y_f32,
+            .quantise = product.quantise_input};
+  }
 };
 void launch_product(const RowProduct& product, Stream stream);
 

@@ -5,6 +5,7 @@
 
 #include "kernels/cuda/device.h"
 #include "kernels/cuda/few_experts.h"
+#include "kernels/cuda/hc_site.h"
 #include "kernels/cuda/hyper_connections.h"
 #include "kernels/cuda/launch.h"
 #include "kernels/ops.h"
@@ -27,6 +28,13 @@ struct LoneSite {
   const Bf16* norm_weight = nullptr;
   HcMix mix = {};
   Rows<Bf16> x = {};
+
+  // As the launch that has all of it, of any rows: append(function, arguments...) of a function
+  // that begins with a stream.
+  template <class Append>
+  void apart(const Append& append, const InputTiles& tiles) const {
+    append(hc_site, leave, streams, weights, options, carried, norm_weight, mix, x, tiles);
+  }
 };
 bool lone_site_supports(const LoneSite& site);
 

@@ -128,6 +128,11 @@ class CudaReleasedLayer : public DeviceFixture {
     return raw;
   }
 
+  void place_site(Layer& layer, Random& random) {
+    layer.site = {placed(random.f32(24 * 4 * kHidden, 0.01)), placed(random.f32(24, 0.5)),
+                  placed(std::vector<float>{0.6F, 0.5F, 0.7F})};
+    layer.norm = placed(random.bf16(kHidden));
+  }
   // Rows of a layer, as many as there may be.
   void place(Layer& layer, const Inputs& inputs) {
     layer.streams = placed_rows(inputs.streams);
@@ -173,9 +178,7 @@ void run(Ops& ops, const Layer& l, const Next& next) {
 TEST_F(CudaReleasedLayer, TogetherIsOneAfterTheOther) {
   Random random(91);
   Layer layer{};
-  layer.site = {placed(random.f32(24 * 4 * kHidden, 0.01)), placed(random.f32(24, 0.5)),
-                placed(std::vector<float>{0.6F, 0.5F, 0.7F})};
-  layer.norm = placed(random.bf16(kHidden));
+  place_site(layer, random);
   layer.project = folded(StoredWeight(random, WeightFormat::kFp8Tile32, kOut, kHidden));
   layer.gate = placed(StoredWeight(random, WeightFormat::kBf16, kExperts, kHidden));
   layer.moe = folded_experts(random);
@@ -261,9 +264,7 @@ TEST_F(CudaReleasedLayer, LayersOfAStepSeeTheirOwn) {
   constexpr size_t kGates = 5;
   Random random(92);
   Layer layer{};
-  layer.site = {placed(random.f32(24 * 4 * kHidden, 0.01)), placed(random.f32(24, 0.5)),
-                placed(std::vector<float>{0.6F, 0.5F, 0.7F})};
-  layer.norm = placed(random.bf16(kHidden));
+  place_site(layer, random);
   layer.moe = folded_experts(random);
   std::vector<WeightView> gates;
   for (size_t i = 0; i < kGates; ++i) {
@@ -311,9 +312,7 @@ TEST_F(CudaReleasedLayer, AttentionTakesMixesAlong) {
   constexpr int64_t kWindow = 128;
   Random random(93);
   Layer layer{};
-  layer.site = {placed(random.f32(24 * 4 * kHidden, 0.01)), placed(random.f32(24, 0.5)),
-                placed(std::vector<float>{0.6F, 0.5F, 0.7F})};
-  layer.norm = placed(random.bf16(kHidden));
+  place_site(layer, random);
   layer.project = folded(StoredWeight(random, WeightFormat::kFp8Tile32, kOut, kHidden));
   const Inputs inputs(random);
   place(layer, inputs);
